@@ -1,0 +1,72 @@
+# Every task of the project. `make` alone lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+STUBS := gen/.built
+PROTOS := $(shell find protos -name '*.proto')
+
+.PHONY: help install stubs run stop logs reset project token test test-long check format golden migration docs clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(STUBS) ## Make the virtual environment and the stubs
+
+$(INSTALLED): requirements.lock deploy/local/install.sh
+	@PYTHON=$(PYTHON) bash deploy/local/install.sh
+
+$(STUBS): $(INSTALLED) $(PROTOS) deploy/local/stubs.sh
+	@bash deploy/local/stubs.sh
+
+stubs: $(STUBS) ## Generate the gRPC stubs into gen/
+
+run: $(STUBS) ## Start the whole stack; Ctrl-C stops it
+	@$(BIN)/python -m deploy.local up
+
+stop: $(STUBS) ## Stop a stack that runs in another terminal
+	@$(BIN)/python -m deploy.local stop
+
+logs: $(STUBS) ## Follow a service's log: make logs SERVICE=gateway
+	@$(BIN)/python -m deploy.local logs "$(SERVICE)"
+
+reset: $(STUBS) ## Delete the stack's data
+	@$(BIN)/python -m deploy.local reset
+
+project: $(STUBS) ## Create a project: make project NAME=acme
+	@$(BIN)/python -m deploy.local project "$(NAME)"
+
+token: $(STUBS) ## Mint a user token: make token USER=carol PROJECT=acme
+	@$(BIN)/python -m deploy.local token "$(USER)" "$(PROJECT)"
+
+test: $(STUBS) ## Run the fast tests (fixed seeds)
+	$(BIN)/pytest tests -m "not long" -p randomly -p "no:cacheprovider" -q
+
+test-long: $(STUBS) ## Run soaks and kill matrices
+	$(BIN)/pytest tests -m long -q
+
+check: $(STUBS) ## Lint, types, import contracts, protos
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/buf lint protos
+	$(BIN)/buf format --diff --exit-code protos
+	$(BIN)/mypy kit services deploy/local
+	$(BIN)/lint-imports
+
+format: $(STUBS) ## Format code and protos
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/buf format -w protos
+
+golden: $(STUBS) ## Write the golden frames anew; review the diff
+	GOLDEN=write $(BIN)/pytest tests/wire -q
+
+migration: $(STUBS) ## Draft a migration: make migration SERVICE=conversation NAME=add_x
+	$(BIN)/python -m deploy.local migration "$(SERVICE)" "$(NAME)"
+
+docs: $(STUBS) ## Write the generated documents anew
+	$(BIN)/python docs/generate.py
+
+clean: ## Delete what was built (not the data)
+	rm -rf .venv gen .mypy_cache .ruff_cache .pytest_cache

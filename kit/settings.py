@@ -1,0 +1,64 @@
+"""Settings: the environment, read once into a frozen dataclass.
+
+A settings class is a frozen dataclass whose fields are made by `setting()`. All
+problems are reported together, so a deployment is not debugged one variable at a
+time. docs/configuration.md is generated from the same fields.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class SettingsError(Exception):
+    """One or more variables are missing or malformed; the message lists every one."""
+
+
+def setting(
+    env: str, doc: str, default: str | None = None, parse: Callable[[str], Any] = str, secret: bool = False
+) -> Any:
+    """A field read from `env`. Without a default it must be set; an empty value counts as unset."""
+    return dataclasses.field(metadata={"env": env, "doc": doc, "default": default, "parse": parse, "secret": secret})
+
+
+def load(cls: type[T], environ: Mapping[str, str]) -> T:
+    """Reads `cls` from the environment; raises SettingsError listing all problems."""
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        env, default = field.metadata["env"], field.metadata["default"]
+        raw = environ.get(env) or default
+        if raw is None:
+            problems.append(f"{env} is not set: {field.metadata['doc']}")
+            continue
+        try:
+            values[field.name] = field.metadata["parse"](raw)
+        except ValueError as error:
+            shown = "its value" if field.metadata["secret"] else repr(raw)
+            problems.append(f"{env}: {shown} is not usable: {error}")
+    if problems:
+        raise SettingsError("\n".join(problems))
+    return cls(**values)
+
+
+def comma_list(raw: str) -> tuple[str, ...]:
+    """Values separated by commas, blanks around them ignored."""
+    return tuple(part.strip() for part in raw.split(",") if part.strip())
+
+
+def positive(raw: str) -> float:
+    """A number above zero."""
+    value = float(raw)
+    if not value > 0 or value == float("inf"):
+        raise ValueError("must be a number above 0")
+    return value
+
+
+def port(raw: str) -> int:
+    """0 to 65535; 0 lets the kernel choose."""
+    value = int(raw)
+    if not 0 <= value <= 65535:
+        raise ValueError("must be 0 to 65535")
+    return value

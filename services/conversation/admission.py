@@ -1,0 +1,175 @@
+"""Starting a run: one message, one run, one effect per request (durability.md 22, 23)."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from uuid import UUID
+
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from threadloom.conversation.v1.conversation_service_pb2 import RunRequest
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
+from threadloom.conversation.v1.run_pb2 import RunEventBatch
+
+from kit.callers import Caller
+from kit.db import transaction
+from kit.errors import ServiceError, thread_not_found, unavailable
+from kit.ids import new_id
+from services.conversation import limits
+from services.conversation.domain import checks, events
+from services.conversation.domain.titles import derive_title
+from services.conversation.following import Followed
+from services.conversation.runner import Runner
+from services.conversation.store import runs, starts
+from services.conversation.store.owning import ClaimedRun
+from services.conversation.store.starts import KnownKey, NewRun, RequestKey
+
+RUN_METHOD = "Run"
+# Each round lost to another request has left a key or a run that decides the next one.
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The run to follow from its start; `first` when it was started by this very call."""
+
+    run: Followed
+    first: RunEventBatch | None = None
+
+
+def body_digest(request: RunRequest) -> bytes:
+    """What tells two bodies under one key apart."""
+    bare = RunRequest()
+    bare.CopyFrom(request)
+    bare.request_id = ""
+    return sha256(bare.SerializeToString(deterministic=True)).digest()
+
+
+def check_known(known: KnownKey, body: bytes) -> None:
+    """Raises IDEMPOTENCY_KEY_REUSED when the key came with another body."""
+    if known.body_sha256 != body:
+        raise ServiceError(
+            "IDEMPOTENCY_KEY_REUSED", "This Idempotency-Key was used for another request. Use a new key."
+        )
+
+
+class Admission:
+    """Lets runs in. `default_model` serves threads and requests that name none."""
+
+    def __init__(self, engine: AsyncEngine, runner: Runner, worker_id: UUID, default_model: str) -> None:
+        self._engine, self._runner = engine, runner
+        self._worker_id, self._default_model = worker_id, default_model
+
+    async def start(self, caller: Caller, thread_id: UUID, request: RunRequest) -> Admitted:
+        """Saves the message and starts its run, or finds the run an equal request started before."""
+        if self._runner.is_draining:
+            raise unavailable("This process is shutting down. Try again.", retry_after=0.1)
+        text = checks.check_parts(list(request.parts))
+        checks.check_options(request.options)
+        body = body_digest(request)
+        key = self._key(caller, request)
+        kept: UUID | None = None
+        for _ in range(ROUNDS):
+            new = self._new_run(caller, thread_id, request, text, kept)
+            try:
+                return await self._start(caller, new, key, body)
+            except IntegrityError as error:
+                found = await self._after_conflict(caller, thread_id, key, body, error)
+            if isinstance(found, Admitted):
+                return found
+            kept = found
+        raise unavailable("Too many requests for this conversation at once. Try again.")
+
+    def _key(self, caller: Caller, request: RunRequest) -> RequestKey | None:
+        checks.check_word("request_id", request.request_id, limits.REQUEST_ID_CHARS)
+        if not request.request_id or caller.project is None:
+            return None
+        return RequestKey(caller.project, caller.key, RUN_METHOD, request.thread_id, request.request_id)
+
+    def _new_run(self, caller: Caller, thread_id: UUID, request: RunRequest, text: str, kept: UUID | None) -> NewRun:
+        user_message_id = kept or new_id()
+        first = events.run_started(str(user_message_id), request.options.model)
+        events.number([first], 1)
+        assert caller.project is not None
+        return NewRun(
+            run_id=new_id(),
+            project_id=caller.project,
+            thread_id=thread_id,
+            worker_id=self._worker_id,
+            user_message_id=user_message_id,
+            reply_message_id=new_id(),
+            api_call_id=new_id(),
+            model=request.options.model,
+            default_model=self._default_model,
+            options=request.options.SerializeToString(),
+            parts=RunRequest(parts=request.parts).SerializeToString(),
+            text=text,
+            title=derive_title(text),
+            first_event=first.SerializeToString(),
+            is_kept=kept is not None,
+        )
+
+    async def _start(self, caller: Caller, new: NewRun, key: RequestKey | None, body: bytes) -> Admitted:
+        async with transaction(self._engine, caller) as tx:
+            await self._take_key(tx, new, key, body)
+            started = await starts.start_run(tx, new)
+            if started is None:
+                raise thread_not_found()
+        row = ClaimedRun(
+            id=new.run_id,
+            project_id=new.project_id,
+            user_id=started.user_id,
+            thread_id=new.thread_id,
+            user_message_id=new.user_message_id,
+            reply_message_id=new.reply_message_id,
+            model=started.model,
+            options=new.options,
+            epoch=1,
+            takeovers=0,
+            is_cancelled=False,
+            created_at=datetime.now(UTC),
+            age_seconds=0.0,
+            system_prompt=started.system_prompt,
+        )
+        first = self._runner.begin(row, RunEvent.FromString(new.first_event), new.api_call_id)
+        return Admitted(Followed(new.run_id, new.project_id, new.thread_id, new.reply_message_id), first)
+
+    async def _take_key(self, tx: AsyncConnection, new: NewRun, key: RequestKey | None, body: bytes) -> None:
+        """Binds the key to the run, so that of two equal requests one waits here and then conflicts."""
+        if key is None:
+            return
+        if not new.is_kept:
+            await starts.insert_key(tx, key, body, new.run_id)
+        elif not await starts.retake_key(tx, key, new.run_id):
+            # Another retry of the same request took it first: the next round finds its run.
+            raise IntegrityError("the key was retaken", None, LookupError(starts.ONE_KEY))
+
+    async def _after_conflict(
+        self, caller: Caller, thread_id: UUID, key: RequestKey | None, body: bytes, error: IntegrityError
+    ) -> Admitted | UUID | None:
+        """What decided against the start: an equal request's run, its kept message, or another run (raised)."""
+        async with transaction(self._engine, caller) as tx:
+            known = await starts.find_key(tx, key) if key is not None else None
+            if known is not None:
+                check_known(known, body)
+                if known.resource is None:
+                    return known.kept_message_id
+                row = await runs.get_run(tx, known.resource)
+                if row is None:
+                    raise thread_not_found()
+                return Admitted(Followed(row.id, row.project_id, row.thread_id, row.reply_message_id))
+            active = await runs.get_active_run(tx, thread_id)
+        if active is not None:
+            raise ServiceError(
+                "RUN_IN_PROGRESS",
+                "This conversation is being answered. Wait for the end, or cancel it.",
+                {"run_id": str(active.id)},
+            )
+        if _constraint(error) in (starts.ONE_ACTIVE_RUN, starts.ONE_KEY):
+            return None  # what stood in the way ended a moment ago
+        raise error
+
+
+def _constraint(error: IntegrityError) -> str:
+    diagnostics = getattr(error.orig, "diag", None)
+    return getattr(diagnostics, "constraint_name", None) or str(error.orig)

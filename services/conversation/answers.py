@@ -1,0 +1,338 @@
+"""One run from its first model call to its end: calling, retrying, taking over, ending.
+
+Decisions are `domain`'s; what is decided is committed through the journal.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+from uuid import UUID
+
+import psycopg
+import psycopg_pool
+from prometheus_client import Counter
+from threadloom.conversation.v1.message_pb2 import Usage
+from threadloom.conversation.v1.run_event_pb2 import RetryTrace, RunEvent
+
+from kit.errors import ServiceError, internal, seconds
+from kit.ids import new_id
+from kit.telemetry import log
+from services.conversation import limits
+from services.conversation.calls import ModelCall
+from services.conversation.domain import endings, events
+from services.conversation.domain.fold import RunState
+from services.conversation.domain.history import PastMessage, select_recent, system_text, to_chat_messages
+from services.conversation.domain.retries import retry_delay
+from services.conversation.journal import AWAY, Journal, Publish, RunLostError
+from services.conversation.owned_run import OwnedRun, Stop
+from services.conversation.ownership import Ownership
+from services.conversation.providers.model import ModelClient, ModelRequest, ProviderFailure
+from services.conversation.settings import TurnLimits
+from services.conversation.store import log as event_log
+from services.conversation.store import owning
+from services.conversation.store.log import Statement
+
+ENDED_RUNS = Counter("threadloom_runs_ended_total", "Runs ended here.", ["status"])
+SUPERSESSIONS = Counter("threadloom_supersessions_total", "Cut model calls made again.")
+
+HISTORY_PAGE = 50  # messages read at once, newest first, until the budget is full
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Answering:
+    """What every answer needs. `client` is None when no provider is configured."""
+
+    pool: psycopg_pool.AsyncConnectionPool
+    journal: Journal
+    publish: Publish
+    ownership: Ownership
+    client: ModelClient | None
+    turn: TurnLimits
+
+
+class Answer:
+    """One run being answered by this process."""
+
+    def __init__(self, answering: Answering, run: OwnedRun) -> None:
+        self._with, self._run = answering, run
+
+    async def make(self, call_id: UUID) -> None:
+        """Calls the model until it answers, fails for good, or the run is to stop.
+
+        `call_id` is the next attempt, already recorded.
+        """
+        run = self._run
+        messages = await self._assemble()
+        while True:
+            call = ModelCall(self._with.journal, run, call_id, self._request(call_id, messages))
+            is_in_time = await self._make_call(call)
+            if run.stop is not None:
+                await self._stop(call)
+                return
+            if not is_in_time:
+                await self._fail(call, self._limit_error())
+                return
+            failure = call.failure
+            if failure is None:
+                await self._finish(call)
+                return
+            delay = retry_delay(run.attempt, failure.is_retryable, call.has_output, failure.retry_after)
+            if delay is None or delay >= run.seconds_left:
+                await self._fail(call, failure.error)
+                return
+            next_call = await self._retry(call, failure.error, delay)
+            if next_call is None:
+                return
+            call_id = next_call
+
+    async def resume(self, takeovers: int) -> None:
+        """Goes on where a lost owner stopped: folds the log, then makes the cut call again or ends the run."""
+        run = self._run
+        state = await self._fold()
+        run.traces = state.next_trace_number() - 1
+        run.step, run.has_open_step, run.has_reply = state.step, state.has_open_step, state.has_reply
+        run.attempt = state.retries + 1
+        cut = Usage()
+        if state.has_open_step:
+            read = endings.input_chars(await self._assemble())
+            cut = endings.estimated_usage(read, state.step_chars, state.thinking_chars)
+        if run.stop is not None:
+            await self._stop_cut(cut)
+        elif takeovers >= limits.TAKEOVERS_MAX:
+            await self._fail_cut(cut, internal())
+        elif run.seconds_left <= 0:
+            await self._fail_cut(cut, self._limit_error())
+        else:
+            await self._make_again(cut)
+
+    async def fail_unexpectedly(self) -> None:
+        """A last try to give the run an end; if that fails too, another owner will."""
+        run = self._run
+        try:
+            run.log.pending.clear()
+            run.traces = run.log.state.next_trace_number() - 1
+            run.has_reply = run.log.state.has_reply
+            run.has_open_step = run.log.state.has_open_step
+            await self._fail_cut(Usage(estimated=True), internal())
+        except RunLostError:
+            return
+        except Exception as error:
+            # Second failure in a row: the run is left for another owner, the third of which ends it.
+            log.error("run could not be ended here", exc_info=error)
+            self._with.journal.lose(run.log)
+
+    # ------------------------------------------------------------------ calling
+
+    def _request(self, call_id: UUID, messages: list[dict[str, str]]) -> ModelRequest:
+        options = self._run.options
+        return ModelRequest(
+            call_id=str(call_id),
+            model=self._run.model,
+            messages=messages,
+            temperature=options.temperature if options.HasField("temperature") else None,
+            max_output_tokens=options.max_output_tokens if options.HasField("max_output_tokens") else None,
+            reasoning_effort=options.reasoning_effort,
+        )
+
+    async def _make_call(self, call: ModelCall) -> bool:
+        """Reads the model's answer. False when a time limit ended it; a stop leaves `run.stop` set."""
+        run, client = self._run, self._with.client
+        if client is None:
+            call.failure = ProviderFailure(endings.not_configured(), is_retryable=False)
+            return True
+        if not self._with.ownership.holds_lease:
+            # Frozen between recording the call and making it: somebody else may be making it now.
+            await self._with.ownership.until_held()
+            await self._with.journal.change_state(run.log)
+        if run.stop is not None:
+            return True
+        reading = asyncio.create_task(call.read(client, self._with.turn.idle_seconds))
+        asked = asyncio.create_task(run.is_asked_to_stop.wait())
+        allowed = min(self._with.turn.call_seconds, run.seconds_left)
+        try:
+            done, _ = await asyncio.wait({reading, asked}, timeout=allowed, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+            reading.cancel()  # closes the provider's connection
+            await asyncio.wait({reading, asked})
+        return bool(done)
+
+    async def _assemble(self) -> list[dict[str, str]]:
+        """The request's messages: system text and the newest history within the budget."""
+        run = self._run
+        system = system_text(run.system_prompt, run.options.system)
+        newest_first: list[PastMessage] = []
+        chars = len(system)
+        while True:
+            page = await self._read_history(len(newest_first))
+            newest_first += page
+            chars += sum(len(message.text) for message in page)
+            if len(page) < HISTORY_PAGE or chars > limits.CONTEXT_TOKENS * limits.CHARS_PER_TOKEN:
+                break
+        budget = limits.CONTEXT_TOKENS - len(system) // limits.CHARS_PER_TOKEN
+        return to_chat_messages(system, select_recent(newest_first, budget))
+
+    async def _read_history(self, offset: int) -> list[PastMessage]:
+        thread, reply = self._run.log.thread_id, self._run.log.message_id
+        return await self._insist(
+            lambda connection: owning.read_history(
+                connection, thread=thread, reply=reply, limit=HISTORY_PAGE, offset=offset
+            )
+        )
+
+    async def _retry(self, call: ModelCall, error: ServiceError, delay: float) -> UUID | None:
+        """Tells of the retry, waits, records the next attempt; None when the run was stopped meanwhile."""
+        run, journal = self._run, self._with.journal
+        run.attempt += 1
+        retry = RetryTrace(attempt=run.attempt, reason=error.message, delay=seconds(delay))
+        told = events.retry_trace(run.next_trace(), max(run.step, 1), retry)
+        ended = _ended(call, "failed", error)
+        await journal.change_state(run.log, told, lambda _: (ended,))
+        try:
+            async with asyncio.timeout(delay):
+                await run.is_asked_to_stop.wait()
+        except TimeoutError:
+            call_id, step = new_id(), max(run.step, 1)
+            begin = owning.begin_call(run.id, call_id, step, run.attempt)
+            await journal.change_state(run.log, statements=lambda _: (begin,))
+            return call_id
+        await self._stop(call)
+        return None
+
+    # ------------------------------------------------------------------ taking over
+
+    async def _fold(self) -> RunState:
+        state = self._run.log.state
+        while True:
+            after = state.last_seq
+            rows = await self._insist(
+                lambda connection, after=after: event_log.read_events(  # type: ignore[misc]
+                    connection, self._run.id, after, limits.PAGE_EVENTS
+                )
+            )
+            for _, payload in rows:
+                state.apply(RunEvent.FromString(payload))
+            if len(rows) < limits.PAGE_EVENTS:
+                return state
+
+    async def _make_again(self, cut: Usage) -> None:
+        run, call_id = self._run, new_id()
+        told = endings.supersede(run.log.state, cut)
+        run.traces += 1  # the retry's
+        run.attempt += 1
+        run.has_open_step = False
+        SUPERSESSIONS.inc()
+        made = (owning.cut_calls(run.id, cut), owning.begin_call(run.id, call_id, run.step + 1, run.attempt))
+        await self._with.journal.change_state(run.log, told, lambda _: made)
+        await self.make(call_id)
+
+    async def _stop_cut(self, cut: Usage) -> None:
+        run = self._run
+        if run.stop is Stop.LOST:
+            raise RunLostError
+        if run.stop is Stop.HAND_OVER:
+            await self._hand_over()
+            return
+        told = endings.close_open(run.log.state, cut, endings.CANCELLED)
+        told.append(endings.finish(endings.CANCELLED, run.age))
+        await self._commit_end(told, "cancelled", [owning.cut_calls(run.id, cut)])
+
+    async def _fail_cut(self, cut: Usage, error: ServiceError) -> None:
+        run = self._run
+        told = endings.close_open(run.log.state, cut, endings.FAILED)
+        await self._commit_failed(told, error, [owning.cut_calls(run.id, cut)])
+
+    async def _insist(self, work: Callable[[psycopg.AsyncConnection], Awaitable[Found]]) -> Found:
+        """Reads on a pooled connection, again while Postgres is away."""
+        pause = limits.RECONNECT_PAUSE_SECONDS
+        while True:
+            try:
+                async with self._with.pool.connection() as connection:
+                    return await work(connection)
+            except AWAY as error:
+                log.warning("answer waits for the database", error=type(error).__name__)
+            if self._run.stop is Stop.LOST:
+                raise RunLostError
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, limits.RECONNECT_PAUSE_MAX_SECONDS)
+
+    # ------------------------------------------------------------------ ending
+
+    async def _finish(self, call: ModelCall) -> None:
+        if not call.text_chars and call.finish_reason == "stop":
+            await self._fail(call, endings.empty_answer(call.provider))
+            return
+        told = call.closing_events(call.finish_reason)
+        told.append(endings.finish(call.finish_reason, self._run.age))
+        await self._commit_end(told, "succeeded", [_ended(call, "succeeded")])
+
+    async def _fail(self, call: ModelCall, error: ServiceError) -> None:
+        told = call.closing_events(endings.FAILED)
+        await self._commit_failed(told, error, [_ended(call, "failed", error)])
+
+    async def _stop(self, call: ModelCall) -> None:
+        run = self._run
+        if run.stop is Stop.LOST:
+            raise RunLostError
+        if run.stop is Stop.HAND_OVER:
+            await self._hand_over()
+            return
+        told = call.closing_events(endings.CANCELLED)
+        told.append(endings.finish(endings.CANCELLED, run.age))
+        await self._commit_end(told, "cancelled", [_ended(call, "cancelled")])
+
+    async def _hand_over(self) -> None:
+        free = owning.hand_over(self._run.id)
+        await self._with.journal.change_state(self._run.log, statements=lambda _: (free,))
+
+    async def _commit_failed(self, told: list[RunEvent], error: ServiceError, statements: list[Statement]) -> None:
+        run = self._run
+        before_reply = not run.has_reply
+        told += endings.fail(error, before_reply=before_reply, trace=run.next_trace(), step=max(run.step, 1))
+        if before_reply:
+            statements.append(owning.free_key(run.id, run.user_message_id))
+            statements.append(owning.drop_reply(run.log.message_id))
+        await self._commit_end(told, "failed", statements)
+
+    async def _commit_end(self, told: list[RunEvent], status: str, statements: list[Statement]) -> None:
+        """The run's last transaction: its events, its calls, its reply, its traces, itself."""
+        run = self._run
+
+        def make(state: RunState) -> Iterable[Statement]:
+            yield from statements
+            if not state.failed_before_reply:
+                yield owning.end_message(run.log.message_id, MESSAGE_STATUS[status], state, round(run.age * 1000))
+                traces = owning.record_traces(run.id, run.log.message_id, state)
+                if traces is not None:
+                    yield traces
+            yield owning.end_run(run.id, status, state)
+            yield owning.touch_thread(run.log.thread_id)
+
+        await self._with.journal.change_state(run.log, told, make)
+        ENDED_RUNS.labels(status).inc()
+
+    def _limit_error(self) -> ServiceError:
+        turn = self._with.turn
+        if self._run.seconds_left > 0:
+            return ServiceError("AI_PROVIDER_TIMEOUT", f"The model call took longer than {turn.call_seconds:g} s.")
+        limit = f"{turn.turn_seconds:g}"
+        return ServiceError("TURN_TIMEOUT", f"The answer took longer than {limit} seconds.", {"limit_seconds": limit})
+
+
+# What a run's end means for its reply.
+MESSAGE_STATUS = {"succeeded": "complete", "failed": "failed", "cancelled": "cancelled"}
+
+
+def _ended(call: ModelCall, status: str, error: ServiceError | None = None) -> Statement:
+    return owning.end_call(
+        call.call_id,
+        status,
+        call.usage,
+        usage_source=call.usage_source,
+        provider=call.provider,
+        http_status=call.failure.http_status if call.failure else 200 * call.is_answered,
+        error_code=error.reason if error else "",
+    )

@@ -1,0 +1,18 @@
+"""Whether a failed attempt at the provider is made again, and when. Pure."""
+
+from services.conversation.limits import ATTEMPTS_PER_TURN, RETRY_DELAY_MAX_SECONDS, RETRY_DELAY_SECONDS
+
+
+def retry_delay(attempt: int, is_retryable: bool, has_output: bool, asked_seconds: float | None) -> float | None:
+    """Seconds to wait before the next attempt, or None to give up.
+
+    `attempt` is the one that failed, from 1. Never once output was shown: a second
+    answer behind half a first one is worse than an error. `asked_seconds` is the
+    provider's Retry-After; one longer than we wait is handed to the caller instead.
+    """
+    if has_output or not is_retryable or attempt >= ATTEMPTS_PER_TURN:
+        return None
+    if asked_seconds is not None:
+        return asked_seconds if asked_seconds <= RETRY_DELAY_MAX_SECONDS else None
+    doubled: float = RETRY_DELAY_SECONDS * 2 ** (attempt - 1)
+    return min(doubled, RETRY_DELAY_MAX_SECONDS)

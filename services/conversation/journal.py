@@ -1,0 +1,390 @@
+"""The only committer of run events (durability.md 1 to 6).
+
+One lane per process: while a batch commits, the next one gathers, so latency is about
+one commit and the cost of an event falls as load grows. A run has at most one commit
+in flight; a state change takes the run's pending events into its own transaction, so
+deltas and state cannot overtake each other. What is committed goes to `publish`;
+nothing else is ever shown.
+
+(The first event of a run is written by the statement that makes the run, see
+store/starts.py: there is no owner before it.)
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import psycopg
+import psycopg_pool
+from prometheus_client import Counter, Histogram
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
+from threadloom.conversation.v1.run_pb2 import RunEventBatch
+
+from kit.telemetry import UNEXPECTED_ERRORS, log
+from services.conversation import limits
+from services.conversation.domain import endings
+from services.conversation.domain.events import KIND_NUMBERS, UnbalancedLog, kind_of, merge_adjacent, number
+from services.conversation.domain.fold import RunState
+from services.conversation.store import log as event_log
+from services.conversation.store.log import Appended, EventRow, Statement
+
+COMMIT_SECONDS = Histogram("threadloom_journal_commit_seconds", "Time of one commit of the journal.", ["kind"])
+BATCH_EVENTS = Histogram("threadloom_journal_batch_events", "Events in one batch.", buckets=(1, 2, 4, 8, 16, 64, 256))
+LOST_RUNS = Counter("threadloom_runs_lost_total", "Runs that turned out to have another owner.")
+
+# Postgres is restarting, gone, or slower than our patience: the same work is tried again.
+AWAY = (psycopg.OperationalError, psycopg.InterfaceError, psycopg_pool.PoolTimeout)
+
+Publish = Callable[["RunLog", RunEventBatch], None]
+# Given the state the commit leads to, the statements that go with it.
+MakeStatements = Callable[[RunState], Iterable[Statement]]
+
+
+class RunLostError(Exception):
+    """The run has another owner, or was deleted. Nothing of this commit was stored."""
+
+
+@dataclass(eq=False)
+class RunLog:
+    """The journal's side of one owned run.
+
+    `on_lost` and `on_cancel` are called at most a few times and must not block.
+    """
+
+    run_id: UUID
+    thread_id: UUID
+    project_id: UUID
+    message_id: UUID
+    epoch: int
+    state: RunState
+    on_lost: Callable[[], None]
+    on_cancel: Callable[[], None]
+    pending: list[RunEvent] = field(default_factory=list)
+    pending_bytes: int = 0
+    is_lost: bool = False
+    snapshot_seq: int = 0
+    is_committing: bool = False
+    committed: asyncio.Event = field(default_factory=asyncio.Event)
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
+class _Entry:
+    """A run's part of a batch."""
+
+    run: RunLog
+    events: list[RunEvent]
+    rows: list[EventRow]
+
+
+class Journal:
+    """Commits what the runs of this process have pending. `dsn` and `pool` are of the engine role."""
+
+    def __init__(self, dsn: str, pool: psycopg_pool.AsyncConnectionPool, publish: Publish) -> None:
+        self._dsn, self._pool, self._publish = dsn, pool, publish
+        self._runs: dict[UUID, RunLog] = {}
+        self._dirty: dict[UUID, RunLog] = {}
+        self._wake = asyncio.Event()
+        self._connection: psycopg.AsyncConnection | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ------------------------------------------------------------------ runs
+
+    def open(self, run: RunLog) -> None:
+        """Takes a run on."""
+        self._runs[run.run_id] = run
+
+    def close(self, run: RunLog) -> None:
+        """Lets a run go; what is pending is dropped."""
+        run.pending.clear()
+        run.pending_bytes = 0
+        run.drained.set()
+        self._dirty.pop(run.run_id, None)
+        if self._runs.get(run.run_id) is run:
+            del self._runs[run.run_id]
+
+    def owned(self, run_id: UUID) -> RunLog | None:
+        """The run, when this process owns it."""
+        return self._runs.get(run_id)
+
+    @property
+    def owned_ids(self) -> list[UUID]:
+        """Every run this process owns."""
+        return list(self._runs)
+
+    def lose(self, run: RunLog) -> None:
+        """The run is somebody else's by now: stops it here."""
+        if not run.is_lost:
+            run.is_lost = True
+            LOST_RUNS.inc()
+            log.warning("run lost", run_id=str(run.run_id), epoch=run.epoch)
+            self.close(run)
+            run.on_lost()
+
+    # ------------------------------------------------------------------ appending
+
+    def append(self, run: RunLog, event: RunEvent, hold_seconds: float = 0.0) -> None:
+        """Puts an event behind what is pending; it is shown once committed.
+
+        `hold_seconds` lets it wait that long for company.
+        """
+        if run.is_lost:
+            return
+        run.pending.append(event)
+        run.pending_bytes += event.ByteSize()
+        self._dirty[run.run_id] = run
+        if hold_seconds:
+            asyncio.get_running_loop().call_later(hold_seconds, self._wake.set)
+        else:
+            self._wake.set()
+
+    async def make_room(self, run: RunLog) -> None:
+        """Lets the lane catch up with a fast writer; waits while too much is pending."""
+        if run.pending_bytes > limits.YIELD_PENDING_BYTES:
+            await asyncio.sleep(0)
+        while run.pending_bytes > limits.STOP_PENDING_BYTES and not run.is_lost:
+            run.drained.clear()
+            await run.drained.wait()
+
+    async def change_state(
+        self, run: RunLog, events: Sequence[RunEvent] = (), statements: MakeStatements = lambda _: ()
+    ) -> None:
+        """Commits the run's pending events, then `events`, and the statements, as one transaction.
+
+        Waits for Postgres as long as it takes. Raises RunLostError when the run is not ours
+        any more; then nothing was stored.
+        """
+        while run.is_committing:
+            run.committed.clear()
+            await run.committed.wait()
+        if run.is_lost:
+            raise RunLostError
+        run.is_committing = True
+        try:
+            taken = merge_adjacent([*self._take(run), *events])
+            number(taken, run.state.last_seq + 1)
+            self._fold(run, taken)
+            rows, made = _rows(run, taken), list(statements(run.state))
+            with COMMIT_SECONDS.labels("state").time():
+                await self._insist(
+                    run, lambda connection: event_log.change_state(connection, run.run_id, run.epoch, rows, made)
+                )
+            self._show(run, taken)
+        finally:
+            self._done(run)
+
+    async def _insist(self, run: RunLog, work: Callable[[psycopg.AsyncConnection], Awaitable[None]]) -> None:
+        """Does the work on a pooled connection, again while Postgres is away."""
+        pause = limits.RECONNECT_PAUSE_SECONDS
+        while True:
+            try:
+                async with self._pool.connection() as connection:
+                    await work(connection)
+                return
+            except AWAY as error:
+                log.warning("commit waits for the database", run_id=str(run.run_id), error=type(error).__name__)
+            except psycopg.Error as error:
+                # Not ours any more; or a row that cannot be stored, and then it is not ours to repair:
+                # whoever claims the run makes that part again, and the third one ends it.
+                if error.sqlstate != event_log.STALE_EPOCH:
+                    log.error("state change refused", run_id=str(run.run_id), exc_info=error)
+                self.lose(run)
+                raise RunLostError from error
+            if run.is_lost:
+                raise RunLostError
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, limits.RECONNECT_PAUSE_MAX_SECONDS)
+
+    # ------------------------------------------------------------------ the lane
+
+    def start(self) -> None:
+        """Starts the lane and the refresher of texts at rest."""
+        self._tasks = [asyncio.create_task(self._lane()), asyncio.create_task(self._refresh())]
+
+    async def stop(self) -> None:
+        """Stops both. What is pending stays pending: another owner makes it again."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def _lane(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            batch = self._gather()
+            if not batch:
+                continue
+            try:
+                with COMMIT_SECONDS.labels("append").time():
+                    await self._commit(batch)
+            except Exception as error:
+                # A consumer loop: whatever went wrong, the lane must go on for the other runs.
+                UNEXPECTED_ERRORS.labels("journal").inc()
+                log.error("batch failed", exc_info=error)
+            finally:
+                for entry in batch:
+                    self._done(entry.run)
+            if self._dirty:
+                self._wake.set()
+
+    def _gather(self) -> list[_Entry]:
+        """Takes what is pending, up to a batch. Runs with a commit in flight wait for the next one."""
+        batch: list[_Entry] = []
+        size = 0
+        for run in list(self._dirty.values()):
+            if len(batch) >= limits.BATCH_RUNS or size >= limits.BATCH_BYTES:
+                break
+            if run.is_committing:
+                continue  # whoever commits it wakes the lane
+            run.is_committing = True
+            size += run.pending_bytes
+            events = merge_adjacent(self._take(run))
+            batch.append(_Entry(run, events, []))
+        return batch
+
+    def _take(self, run: RunLog) -> list[RunEvent]:
+        taken, run.pending, run.pending_bytes = run.pending, [], 0
+        self._dirty.pop(run.run_id, None)
+        run.drained.set()
+        return taken
+
+    def _done(self, run: RunLog) -> None:
+        run.is_committing = False
+        run.committed.set()
+        if run.pending:
+            self._mark_dirty(run)
+
+    async def _commit(self, batch: list[_Entry]) -> None:
+        """Appends until Postgres has answered; then shows, keeps or loses run by run."""
+        for entry in batch:
+            number(entry.events, entry.run.state.last_seq + 1)
+            entry.rows = _rows(entry.run, entry.events)
+        BATCH_EVENTS.observe(sum(len(entry.rows) for entry in batch))
+        answers = await self._append(batch)
+        for entry in batch:
+            self._settle(entry, answers.get(entry.run.run_id))
+
+    async def _append(self, batch: list[_Entry]) -> dict[UUID, Appended]:
+        pause = limits.RECONNECT_PAUSE_SECONDS
+        while True:
+            try:
+                connection = await self._lane_connection()
+                return await event_log.append(connection, [row for entry in batch for row in entry.rows])
+            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                log.warning("the lane waits for the database", error=type(error).__name__)
+                await self._drop_connection()
+            except psycopg.DataError as error:
+                return await self._append_singly(batch, error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, limits.RECONNECT_PAUSE_MAX_SECONDS)
+
+    async def _append_singly(self, batch: list[_Entry], error: psycopg.Error) -> dict[UUID, Appended]:
+        """One bad row must not fail its neighbours: run by run, and only the guilty run is stopped."""
+        if len(batch) == 1:
+            log.error("run cannot be stored", run_id=str(batch[0].run.run_id), exc_info=error)
+            self.lose(batch[0].run)
+            return {}
+        answers: dict[UUID, Appended] = {}
+        for entry in batch:
+            answers |= await self._append([entry])
+        return answers
+
+    def _settle(self, entry: _Entry, answer: Appended | None) -> None:
+        run = entry.run
+        if run.is_lost:
+            return
+        if answer is None:
+            self._put_back(run, entry.events)
+        elif answer.epoch != run.epoch:
+            self.lose(run)
+        else:
+            self._take_in(run, entry.events)
+            if answer.is_cancelled:
+                run.on_cancel()
+
+    def _take_in(self, run: RunLog, events: list[RunEvent]) -> None:
+        with suppress(RunLostError):
+            self._fold(run, events)
+        self._show(run, events)
+
+    def _fold(self, run: RunLog, events: list[RunEvent]) -> None:
+        try:
+            for event in events:
+                endings.complete(run.state, event)
+                run.state.apply(event)
+        except UnbalancedLog as error:
+            # A bug of ours: this process gives the run up; its log stays as it is.
+            UNEXPECTED_ERRORS.labels("log order").inc()
+            log.error("unbalanced log", run_id=str(run.run_id), exc_info=error)
+            self.lose(run)
+            raise RunLostError from error
+
+    def _put_back(self, run: RunLog, events: list[RunEvent]) -> None:
+        """The run's row was locked: the events wait for a later batch."""
+        run.pending[:0] = events
+        run.pending_bytes += sum(event.ByteSize() for event in events)
+        asyncio.get_running_loop().call_later(limits.BUSY_PAUSE_SECONDS, self._mark_dirty, run)
+
+    def _mark_dirty(self, run: RunLog) -> None:
+        if run.pending and not run.is_lost and self._runs.get(run.run_id) is run:
+            self._dirty[run.run_id] = run
+            self._wake.set()
+
+    async def _lane_connection(self) -> psycopg.AsyncConnection:
+        if self._connection is None or self._connection.closed:
+            self._connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
+        return self._connection
+
+    async def _drop_connection(self) -> None:
+        if self._connection is not None:
+            with suppress(psycopg.Error):
+                await self._connection.close()
+        self._connection = None
+
+    # ------------------------------------------------------------------ texts at rest
+
+    async def _refresh(self) -> None:
+        """Keeps the stored text of streaming replies at most about a second old (R108)."""
+        while True:
+            await asyncio.sleep(limits.SNAPSHOT_SECONDS)
+            stale = [run for run in self._runs.values() if run.state.texts and run.state.last_seq > run.snapshot_seq]
+            for at in range(0, len(stale), limits.BATCH_RUNS):
+                try:
+                    await self._snapshot(stale[at : at + limits.BATCH_RUNS])
+                except (psycopg.Error, psycopg_pool.PoolTimeout) as error:
+                    log.warning("texts at rest wait", error=type(error).__name__)
+
+    async def _snapshot(self, runs: list[RunLog]) -> None:
+        rows = [(run.run_id, run.epoch, run.message_id, run.state.text, run.state.last_seq) for run in runs]
+        async with self._pool.connection() as connection:
+            await event_log.snapshot(connection, rows)
+        for run, row in zip(runs, rows, strict=True):
+            run.snapshot_seq = max(run.snapshot_seq, row[4])
+
+    # ------------------------------------------------------------------ showing
+
+    def _show(self, run: RunLog, events: list[RunEvent]) -> None:
+        if events:
+            self._publish(run, batch_of(run, events))
+
+
+def batch_of(run: RunLog, events: Sequence[RunEvent]) -> RunEventBatch:
+    """Events of a run as followers get them."""
+    return RunEventBatch(
+        run_id=str(run.run_id),
+        thread_id=str(run.thread_id),
+        message_id=str(run.message_id),
+        events=events,
+        last_seq=events[-1].seq,
+    )
+
+
+def _rows(run: RunLog, events: list[RunEvent]) -> list[EventRow]:
+    return [
+        EventRow(run.run_id, run.epoch, event.seq, KIND_NUMBERS.get(kind_of(event), 0), event.SerializeToString())
+        for event in events
+    ]

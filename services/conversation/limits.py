@@ -1,0 +1,65 @@
+"""The numbers this service lives by. Each has a unit in its name and its reason beside it."""
+
+# --- what a caller may send (durability.md 31, R122)
+TEXT_CHARS = 200_000  # over all parts of a message, and of a system prompt; code points
+MESSAGE_PARTS = 50
+TITLE_CHARS = 200  # a title somebody types; a derived one is cut at 80 (R127)
+DERIVED_TITLE_CHARS = 80
+MODEL_CHARS = 200  # longest model slug met in the wild is under 100
+REQUEST_ID_CHARS = 255  # an Idempotency-Key; longer ones are mistakes
+EFFORT_CHARS = 32  # a word such as `medium`
+OUTPUT_TOKENS_MAX = 1_000_000  # above any model's; catches milliseconds put in the wrong field
+
+# --- pages
+THREADS_PAGE, THREADS_PAGE_MAX = 20, 100
+MESSAGES_PAGE, MESSAGES_PAGE_MAX = 50, 200
+TRACES_PAGE, TRACES_PAGE_MAX = 100, 500
+
+# --- ownership (durability.md 7 to 9)
+LEASE_SECONDS = 5.0
+RENEWAL_SECONDS = 0.5
+TAKEOVERS_MAX = 3  # the third takeover ends the run: something in it kills its owners
+ADOPT_AFTER_SECONDS = 5.0  # a run of ours that we do not know: its start's answer was lost
+
+# --- the journal (durability.md 3)
+BATCH_RUNS = 64
+BATCH_BYTES = 256 * 1024
+EVENT_TEXT_CHARS = 32 * 1024  # longer deltas are cut: a row must fit a batch even at 4 bytes a character
+YIELD_PENDING_BYTES = 4 * 1024  # a reader lets the lane run once this much waits
+STOP_PENDING_BYTES = 1024 * 1024  # a reader stops reading the provider once this much waits
+BUSY_PAUSE_SECONDS = 0.005  # a run whose row is locked is tried again after this
+RECONNECT_PAUSE_SECONDS = 0.1  # first pause when Postgres is away; doubled up to the next line
+RECONNECT_PAUSE_MAX_SECONDS = 1.0
+FIRST_DELTA_WAIT_SECONDS = 0.002  # reply_started waits this long so that both share one commit
+SNAPSHOT_SECONDS = 1.0  # a message's text at rest is at most this old (R108)
+
+# --- following (durability.md 16)
+HEARTBEAT_SECONDS = 2.0
+FEED_BATCHES = 256  # a follower further behind reads from Postgres instead
+PAGE_EVENTS = 1_000  # events read at once on replay
+PAGE_BYTES = 1024 * 1024  # an event batch on the wire (durability.md 31)
+PUBLISH_BYTES = 256 * 1024  # above it only the seq is published: NATS takes 1 MiB (durability.md 29)
+
+# --- the provider
+ATTEMPTS_PER_TURN = 3  # one retry budget a turn, whatever fails
+RETRY_DELAY_SECONDS = 0.5  # doubled each time, unless the provider says how long
+RETRY_DELAY_MAX_SECONDS = 10.0  # a provider that asks for more is not waited for
+ERROR_CHARS = 500  # of a provider's own words
+
+# --- context (R92; the window of a model nobody described)
+CONTEXT_TOKENS = 100_000
+CHARS_PER_TOKEN = 4
+
+# --- housekeeping
+IDEMPOTENCY_KEPT_SECONDS = 48 * 3600
+TICKET_SECONDS = 60
+SWEEP_SECONDS = 30.0
+SWEEP_RUNS = 200  # logs trimmed in one statement
+DEAD_WORKERS_KEPT_SECONDS = 24 * 3600
+
+# --- Postgres sessions of an owner (durability.md 8)
+IDLE_IN_TRANSACTION_MS = 3_000
+STATEMENT_MS = 5_000
+TCP_USER_TIMEOUT_MS = 5_000
+CONNECT_SECONDS = 3
+POOL_TIMEOUT_SECONDS = 3.0

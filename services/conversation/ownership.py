@@ -1,0 +1,156 @@
+"""Whose run is it: this process's lease, and the runs of processes that are gone (durability.md 7 to 9).
+
+A lease is one row a process. It is renewed every 0.5 s for 5 s and never touches
+ai_runs: one UPDATE over all runs deadlocks with appends.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from uuid import UUID
+
+import psycopg
+import psycopg_pool
+from prometheus_client import Counter
+
+from kit.bus import Bus
+from kit.db import translated
+from kit.ids import new_id
+from kit.telemetry import UNEXPECTED_ERRORS, log
+from services.conversation import limits
+from services.conversation.journal import Journal
+from services.conversation.store import owning
+from services.conversation.store.owning import ClaimedRun
+
+TAKEOVERS = Counter("threadloom_takeovers_total", "Runs claimed from another process.")
+CLAIMED_AT_ONCE = 100  # runs of one dead process are spread over its heirs, round by round
+
+
+def worker_subject(worker: UUID) -> str:
+    """Where a process is told that one of its runs is to be cancelled."""
+    return f"threadloom.worker.{worker}"
+
+
+class Ownership:
+    """This process as an owner. `on_claimed` gets every run taken over."""
+
+    def __init__(self, pool: psycopg_pool.AsyncConnectionPool, journal: Journal, bus: Bus) -> None:
+        self.worker_id = new_id()
+        self.on_claimed: Callable[[ClaimedRun], None] = lambda _: None
+        self._pool, self._journal, self._bus = pool, journal, bus
+        self._held_until = 0.0  # monotonic; one renewal before the lease really ends
+        self._steady_since: float | None = None  # monotonic; since when every renewal worked
+        self._renewed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._may_claim = True
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether the lease runs by this process's own clock. A frozen process wakes up to False."""
+        return time.monotonic() < self._held_until
+
+    async def until_held(self) -> None:
+        """Waits for a lease that runs."""
+        while not self.holds_lease:
+            self._renewed.clear()
+            await self._renewed.wait()
+
+    async def start(self) -> None:
+        """Takes the lease (fails when the database is away) and keeps it."""
+        with translated():
+            await self._renew()
+        self._bus.subscribe(worker_subject(self.worker_id), self._cancel_asked)
+        self._task = asyncio.create_task(self._keep())
+
+    def stop_claiming(self) -> None:
+        """Claims nothing any more: the process is leaving."""
+        self._may_claim = False
+
+    async def stop(self) -> None:
+        """Ends the lease at once, so that nobody has to wait for it to run out."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        try:
+            async with self._pool.connection() as connection:
+                await owning.release_worker(connection, self.worker_id)
+        except (psycopg.Error, psycopg_pool.PoolTimeout) as error:
+            log.warning("lease left to run out", error=type(error).__name__)
+
+    async def seize(self, run: UUID, *, only_unowned: bool) -> ClaimedRun | None:
+        """Takes one active run: any, or only one without a living owner."""
+        with translated():
+            async with self._pool.connection() as connection:
+                return await owning.seize(connection, worker=self.worker_id, run=run, only_unowned=only_unowned)
+
+    def wake_owner(self, worker: UUID, run: UUID) -> None:
+        """Tells a run's owner to look at it now; without NATS it looks within 0.5 s anyway."""
+        self._bus.post(worker_subject(worker), run.bytes)
+
+    async def _keep(self) -> None:
+        while True:
+            started = time.monotonic()
+            try:
+                await self._renew()
+                await self._check_owned()
+                if self._may_claim and self._is_steady():
+                    await self._claim()
+            except (psycopg.Error, psycopg_pool.PoolTimeout) as error:
+                self._steady_since = None
+                log.warning("lease not renewed", error=type(error).__name__)
+            except Exception as error:
+                # A consumer loop: without it this process would silently lose every run.
+                UNEXPECTED_ERRORS.labels("ownership").inc()
+                log.error("lease keeping failed", exc_info=error)
+            await asyncio.sleep(max(0.05, started + limits.RENEWAL_SECONDS - time.monotonic()))
+
+    async def _renew(self) -> None:
+        asked = time.monotonic()
+        if self._held_until and asked > self._held_until:
+            self._steady_since = None  # frozen or cut off for longer than a lease
+        async with self._pool.connection() as connection:
+            await owning.renew_lease(connection, self.worker_id, limits.LEASE_SECONDS)
+        self._held_until = asked + limits.LEASE_SECONDS - limits.RENEWAL_SECONDS
+        self._steady_since = self._steady_since or asked
+        self._renewed.set()
+
+    def _is_steady(self) -> bool:
+        """One full lease of own renewals: after a database outage every lease looks expired."""
+        return self._steady_since is not None and time.monotonic() - self._steady_since > limits.LEASE_SECONDS
+
+    async def _check_owned(self) -> None:
+        """Finds out what became of our runs elsewhere: taken over, deleted, or asked to cancel."""
+        runs = self._journal.owned_ids
+        if not runs:
+            return
+        async with self._pool.connection() as connection:
+            found = await owning.owned_runs(connection, runs)
+        for id in runs:
+            run = self._journal.owned(id)
+            if run is None or run.is_committing:
+                continue  # it ended meanwhile, or its own commit will tell
+            epoch, is_cancelled = found.get(id, (0, False))
+            if epoch != run.epoch:
+                self._journal.lose(run)
+            elif is_cancelled:
+                run.on_cancel()
+
+    async def _claim(self) -> None:
+        async with self._pool.connection() as connection:
+            claimed = await owning.claim_free(
+                connection,
+                worker=self.worker_id,
+                known=self._journal.owned_ids,
+                adopt_seconds=limits.ADOPT_AFTER_SECONDS,
+                limit=CLAIMED_AT_ONCE,
+            )
+        for run in claimed:
+            TAKEOVERS.inc()
+            log.warning("run claimed", run_id=str(run.id), epoch=run.epoch, takeovers=run.takeovers)
+            self.on_claimed(run)
+
+    def _cancel_asked(self, payload: bytes) -> None:
+        if len(payload) == 16:
+            run = self._journal.owned(UUID(bytes=payload))
+            if run is not None:
+                run.on_cancel()

@@ -1,0 +1,267 @@
+"""The OpenAI Chat Completions adapter: any server that speaks that protocol.
+
+The `openai` package makes the request (addresses, keys, typed errors); its stream is
+read raw and decoded with msgspec, because its per-chunk models cost more than the
+rest of the turn. What the package then no longer does is done here: SSE framing,
+`[DONE]`, and errors in mid-stream.
+"""
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import aiohttp
+import httpx2
+import msgspec
+import openai
+from openai import AsyncOpenAI, DefaultAioHttpClient
+
+from kit.errors import ServiceError
+from services.conversation.limits import ERROR_CHARS
+from services.conversation.providers.model import (
+    Answered,
+    Finished,
+    ModelEvent,
+    ModelRequest,
+    ProviderFailure,
+    Reasoning,
+    Text,
+    TokenUsage,
+)
+from services.conversation.providers.sse import DataLines
+from services.conversation.providers.text import TextRepair, repaired
+
+PROVIDER = "openai"
+DONE = b"[DONE]"
+RETRYABLE_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+
+
+class _Details(msgspec.Struct):
+    reasoning_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    model: str | None = None
+    error: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Chunk)
+
+
+class OpenAIChat:
+    """A connection pool to one base URL with one key."""
+
+    def __init__(self, base_url: str, api_key: str, call_seconds: float) -> None:
+        self._api_key = api_key
+        self._client = AsyncOpenAI(
+            base_url=base_url,
+            api_key=api_key,
+            http_client=DefaultAioHttpClient(),
+            max_retries=0,  # one retry budget a turn, and it is the runner's
+            timeout=call_seconds,
+        )
+
+    async def close(self) -> None:
+        """Closes the pool."""
+        await self._client.close()
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[list[ModelEvent], None]:
+        """See ModelClient.stream."""
+        try:
+            async with self._client.chat.completions.with_streaming_response.create(**_arguments(request)) as answer:
+                yield [Answered(request.model, PROVIDER)]
+                reader = _Reader()
+                async for chunk in answer.iter_bytes():
+                    events = reader.read(chunk)
+                    if events:
+                        yield events
+                    if reader.is_done:
+                        return
+                yield reader.end()
+        except openai.APIStatusError as error:
+            raise _refused(error, self._api_key) from error
+        except (openai.APITimeoutError, httpx2.TimeoutException) as error:
+            raise _timed_out() from error
+        except (openai.APIConnectionError, httpx2.TransportError, aiohttp.ClientError, OSError) as error:
+            raise _broken(_connection_sentence(error)) from error
+
+
+class _Reader:
+    """One answer: bytes in, model events out."""
+
+    def __init__(self) -> None:
+        self._lines = DataLines()
+        self._text, self._thinking = TextRepair(), TextRepair()
+        self._finish = ""
+        self.is_done = False
+
+    def read(self, chunk: bytes) -> list[ModelEvent]:
+        """The events this chunk completes; raises ProviderFailure on an error event or garbage."""
+        events: list[ModelEvent] = []
+        for payload in self._lines.feed(chunk):
+            self._payload(payload, events)
+        return events
+
+    def end(self) -> list[ModelEvent]:
+        """The last events; raises ProviderFailure when the stream ended too early."""
+        events: list[ModelEvent] = []
+        for payload in self._lines.rest():
+            self._payload(payload, events)
+        if not self.is_done and not self._finish:
+            raise _broken("The model provider closed the connection in mid-answer.")
+        if not self.is_done:
+            self._finish_up(events)
+        return events
+
+    def _payload(self, payload: bytes, events: list[ModelEvent]) -> None:
+        if self.is_done:
+            return
+        if payload.strip() == DONE:
+            self._finish_up(events)
+            return
+        chunk = _decode(payload)
+        if chunk.error is not None:
+            raise _error_event(chunk.error)
+        for choice in chunk.choices or ():
+            if choice.delta is not None:
+                self._delta(choice.delta, events)
+            if choice.finish_reason:
+                self._finish = choice.finish_reason
+        if chunk.usage is not None:
+            events.append(_usage(chunk.usage))
+
+    def _delta(self, delta: _Delta, events: list[ModelEvent]) -> None:
+        thought = delta.reasoning_content or delta.reasoning
+        if thought:
+            thought = self._thinking.feed(thought)
+            if thought:
+                events.append(Reasoning(thought))
+        if delta.content:
+            text = self._text.feed(delta.content)
+            if text:
+                events.append(Text(text))
+
+    def _finish_up(self, events: list[ModelEvent]) -> None:
+        self.is_done = True
+        for kind, rest in ((Reasoning, self._thinking.rest()), (Text, self._text.rest())):
+            if rest:
+                events.append(kind(rest))
+        if not self._finish:
+            raise _broken("The model provider ended the answer without saying why.")
+        events.append(Finished(repaired(self._finish)))
+
+
+def _arguments(request: ModelRequest) -> dict[str, Any]:
+    """The request. The history rides in extra_body: the package walks what it knows, for 0.3 ms a message."""
+    arguments: dict[str, Any] = {
+        "model": request.model,
+        "messages": [],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "extra_body": {"messages": request.messages},
+        "extra_headers": {"X-Client-Request-Id": request.call_id},
+    }
+    if request.temperature is not None:
+        arguments["temperature"] = request.temperature
+    if request.max_output_tokens is not None:
+        arguments["max_completion_tokens"] = request.max_output_tokens
+    if request.reasoning_effort:
+        arguments["reasoning_effort"] = request.reasoning_effort
+    return arguments
+
+
+def _decode(payload: bytes) -> _Chunk:
+    try:
+        return _decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    # msgspec refuses lone surrogates, which providers do send when they cut an emoji in two.
+    try:
+        return msgspec.convert(json.loads(payload.decode("utf-8", "replace")), _Chunk)
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise _broken("The model provider sent something that is not a chat completion.") from error
+
+
+def _usage(usage: _Usage) -> TokenUsage:
+    # Reasoning is a part of the output and cached a part of the input in this protocol.
+    prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
+    return TokenUsage(
+        input_tokens=usage.prompt_tokens or 0,
+        output_tokens=usage.completion_tokens or 0,
+        thinking_tokens=(completion.reasoning_tokens if completion else None) or 0,
+        cached_tokens=(prompt.cached_tokens if prompt else None) or 0,
+    )
+
+
+def _refused(error: openai.APIStatusError, api_key: str) -> ProviderFailure:
+    status = error.status_code
+    words = _provider_words(error.body).replace(api_key, "[key]")
+    sentence = words or f"The model provider answered {status}."
+    retry_after = _retry_after(error.response.headers.get("retry-after"))
+    reason = "AI_RATE_LIMITED" if status == 429 else "AI_PROVIDER_ERROR"
+    if status == 429:
+        sentence = f"429 Too Many Requests: {sentence}"
+    metadata = {"provider": PROVIDER, "status": str(status)}
+    return ProviderFailure(
+        ServiceError(reason, sentence, metadata, retry_after), status in RETRYABLE_STATUSES, status, retry_after
+    )
+
+
+def _timed_out() -> ProviderFailure:
+    error = ServiceError("AI_PROVIDER_TIMEOUT", "The model provider did not answer in time.", {"provider": PROVIDER})
+    return ProviderFailure(error, is_retryable=True)
+
+
+def _broken(sentence: str) -> ProviderFailure:
+    return ProviderFailure(ServiceError("AI_PROVIDER_ERROR", sentence, {"provider": PROVIDER}), is_retryable=True)
+
+
+def _error_event(body: Any) -> ProviderFailure:
+    return _broken(_provider_words(body) or "The model provider reported an error in mid-answer.")
+
+
+def _connection_sentence(error: Exception) -> str:
+    if isinstance(error.__cause__, httpx2.ConnectError):
+        return "The model provider cannot be reached."
+    return "The connection to the model provider broke."
+
+
+def _provider_words(body: Any) -> str:
+    """The provider's own sentence, shortened; never a key: providers echo those in 401s."""
+    if isinstance(body, dict) and isinstance(body.get("error"), dict):
+        body = body["error"]
+    words = body.get("message") if isinstance(body, dict) else body
+    if not isinstance(words, str):
+        return ""
+    flat = " ".join(repaired(words).split())
+    hidden = " ".join("[key]" if word.startswith(("sk-", "Bearer")) else word for word in flat.split(" "))
+    return hidden[:ERROR_CHARS]
+
+
+def _retry_after(value: str | None) -> float | None:
+    try:
+        seconds = float(value) if value else None
+    except ValueError:
+        return None  # an HTTP date; our own delay serves as well
+    return seconds if seconds is not None and 0 <= seconds < 86_400 else None

@@ -1,0 +1,245 @@
+"""The tables of the conversation service, in the Postgres schema `conversation`.
+
+Who may see which row is in the migrations (row-level security); who may write
+which column too. Every table carries project_id, every user-owned one user_id.
+"""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import BigInteger, ForeignKey, Index, MetaData, SmallInteger, Text, UniqueConstraint
+from sqlalchemy import text as sql
+from sqlalchemy.dialects.postgresql import BYTEA, JSONB, TIMESTAMP
+from sqlalchemy.dialects.postgresql import UUID as PG_UUID
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+SCHEMA = "conversation"
+NOW = sql("clock_timestamp()")
+
+
+class Base(DeclarativeBase):
+    """Every table; types are given once here."""
+
+    metadata = MetaData(
+        schema=SCHEMA,
+        naming_convention={
+            "ix": "%(table_name)s_%(column_0_N_name)s",
+            "uq": "%(table_name)s_%(column_0_N_name)s",
+            "fk": "%(table_name)s_%(column_0_N_name)s_fkey",
+            "pk": "%(table_name)s_pkey",
+        },
+    )
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads it as it is
+        str: Text,
+        bytes: BYTEA,
+        datetime: TIMESTAMP(timezone=True),
+        UUID: PG_UUID(as_uuid=True),
+        dict[str, Any]: JSONB,
+        int: BigInteger,
+    }
+
+
+def _project() -> Mapped[UUID]:
+    return mapped_column(ForeignKey("conversation.projects.id", ondelete="CASCADE"))
+
+
+def _thread() -> Mapped[UUID]:
+    return mapped_column(ForeignKey("conversation.ai_threads.id", ondelete="CASCADE"))
+
+
+class Project(Base):
+    """A tenant."""
+
+    __tablename__ = "projects"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    slug: Mapped[str] = mapped_column(unique=True)
+    jwt_secret: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class ProjectKey(Base):
+    """A key of a project; only its SHA-256 is kept. kind: anon or service."""
+
+    __tablename__ = "project_keys"
+    key_sha256: Mapped[bytes] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID] = _project()
+    kind: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    revoked_at: Mapped[datetime | None]
+
+
+class StreamTicket(Base):
+    """A single-use stand-in for a caller's credential in a URL; only its SHA-256 is kept."""
+
+    __tablename__ = "stream_tickets"
+    ticket_sha256: Mapped[bytes] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID] = _project()
+    user_id: Mapped[str]
+    role: Mapped[str]
+    expires_at: Mapped[datetime]
+
+
+class Worker(Base):
+    """One process start. Its runs are its own until lease_until."""
+
+    __tablename__ = "workers"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    lease_until: Mapped[datetime]
+    started_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class Thread(Base):
+    """A conversation. next_position and last_message_at hand out the order of its messages."""
+
+    __tablename__ = "ai_threads"
+    __table_args__ = (Index(None, "project_id", "user_id", "updated_at", "id"),)
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID] = _project()
+    user_id: Mapped[str]
+    title: Mapped[str] = mapped_column(server_default="")
+    system_prompt: Mapped[str] = mapped_column(server_default="")
+    default_model_slug: Mapped[str] = mapped_column(server_default="")
+    next_position: Mapped[int] = mapped_column(server_default="1")
+    last_message_at: Mapped[datetime] = mapped_column(server_default=sql("'-infinity'"))
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    updated_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class Message(Base):
+    """An entry of a thread. Of a streaming one, `text` is a snapshot as of event `text_seq`."""
+
+    __tablename__ = "ai_messages"
+    __table_args__ = (UniqueConstraint("thread_id", "position"),)
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID]
+    user_id: Mapped[str]
+    thread_id: Mapped[UUID] = _thread()
+    run_id: Mapped[UUID]
+    position: Mapped[int]
+    role: Mapped[str]
+    status: Mapped[str]
+    parts: Mapped[bytes] = mapped_column(server_default=sql("''::bytea"))
+    text: Mapped[str] = mapped_column(server_default="")
+    text_seq: Mapped[int] = mapped_column(server_default="0")
+    model: Mapped[str] = mapped_column(server_default="")
+    provider: Mapped[str] = mapped_column(server_default="")
+    tokens_in: Mapped[int] = mapped_column(server_default="0")
+    tokens_out: Mapped[int] = mapped_column(server_default="0")
+    thinking_tokens: Mapped[int] = mapped_column(server_default="0")
+    cached_tokens: Mapped[int] = mapped_column(server_default="0")
+    usage_estimated: Mapped[bool] = mapped_column(server_default=sql("false"))
+    latency_ms: Mapped[int] = mapped_column(server_default="0")
+    finish_reason: Mapped[str] = mapped_column(server_default="")
+    error: Mapped[bytes | None]
+    metadata_: Mapped[dict[str, Any]] = mapped_column("metadata", server_default=sql("'{}'::jsonb"))
+    created_at: Mapped[datetime]
+
+
+class TraceEvent(Base):
+    """A finished trace of a finished run. `ordinal` is its place in the run, `payload` a Trace message."""
+
+    __tablename__ = "trace_events"
+    __table_args__ = (Index(None, "thread_id", "position", "ordinal"),)
+    run_id: Mapped[UUID] = mapped_column(primary_key=True)
+    ordinal: Mapped[int] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID]
+    user_id: Mapped[str]
+    thread_id: Mapped[UUID] = _thread()
+    message_id: Mapped[UUID]
+    position: Mapped[int]
+    type: Mapped[str]
+    payload: Mapped[bytes]
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime]
+
+
+class Run(Base):
+    """One answer in the making. (worker_id, epoch) is its owner; without a worker it may be claimed."""
+
+    __tablename__ = "ai_runs"
+    __table_args__ = (
+        # One active run a thread (durability.md 22).
+        Index("ai_runs_one_active", "thread_id", unique=True, postgresql_where=sql("status = 'running'")),
+        Index("ai_runs_owned", "worker_id", postgresql_where=sql("status = 'running'")),
+        Index(
+            "ai_runs_untrimmed",
+            "finished_at",
+            postgresql_where=sql("finished_at IS NOT NULL AND NOT log_trimmed"),
+        ),
+    )
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID]
+    user_id: Mapped[str]
+    thread_id: Mapped[UUID] = _thread()
+    user_message_id: Mapped[UUID]
+    reply_message_id: Mapped[UUID]
+    status: Mapped[str]
+    model: Mapped[str]
+    options: Mapped[bytes]
+    worker_id: Mapped[UUID | None]
+    epoch: Mapped[int] = mapped_column(server_default="1")
+    takeovers: Mapped[int] = mapped_column(server_default="0")
+    cancel_requested_at: Mapped[datetime | None]
+    last_seq: Mapped[int] = mapped_column(server_default="0")
+    log_bytes: Mapped[int] = mapped_column(server_default="0")
+    log_trimmed: Mapped[bool] = mapped_column(server_default=sql("false"))
+    error: Mapped[bytes | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    finished_at: Mapped[datetime | None]
+
+
+class RunEvent(Base):
+    """The log. `payload` is a RunEvent message; `kind` is its oneof's field number."""
+
+    __tablename__ = "run_events"
+    run_id: Mapped[UUID] = mapped_column(primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID]
+    kind: Mapped[int] = mapped_column(SmallInteger)
+    payload: Mapped[bytes]
+
+
+class IdempotencyKey(Base):
+    """A request seen before. `resource` is what it made; NULL once that failed before it answered."""
+
+    __tablename__ = "idempotency_keys"
+    __table_args__ = (Index(None, "created_at"), Index(None, "resource"))
+    project_id: Mapped[UUID] = mapped_column(
+        ForeignKey("conversation.projects.id", ondelete="CASCADE"), primary_key=True
+    )
+    caller: Mapped[str] = mapped_column(primary_key=True)
+    method: Mapped[str] = mapped_column(primary_key=True)
+    route: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    body_sha256: Mapped[bytes]
+    resource: Mapped[UUID | None]
+    kept_message_id: Mapped[UUID | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class ApiCall(Base):
+    """One attempt at a provider, written before the request. Holds no text; outlives its thread."""
+
+    __tablename__ = "api_calls"
+    __table_args__ = (Index(None, "run_id"),)
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID]
+    user_id: Mapped[str]
+    thread_id: Mapped[UUID]
+    run_id: Mapped[UUID]
+    message_id: Mapped[UUID]
+    step: Mapped[int]
+    attempt: Mapped[int]
+    model: Mapped[str]
+    provider: Mapped[str] = mapped_column(server_default="")
+    status: Mapped[str] = mapped_column(server_default="started")
+    http_status: Mapped[int] = mapped_column(server_default="0")
+    error_code: Mapped[str] = mapped_column(server_default="")
+    tokens_in: Mapped[int] = mapped_column(server_default="0")
+    tokens_out: Mapped[int] = mapped_column(server_default="0")
+    thinking_tokens: Mapped[int] = mapped_column(server_default="0")
+    cached_tokens: Mapped[int] = mapped_column(server_default="0")
+    usage_source: Mapped[str] = mapped_column(server_default="unknown")
+    started_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    ended_at: Mapped[datetime | None]

@@ -1,0 +1,106 @@
+"""The only place where the conversation service is wired together."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import psycopg_pool
+from psycopg.conninfo import make_conninfo
+from threadloom.conversation.v1.conversation_service_pb2 import DESCRIPTOR as CONVERSATION
+from threadloom.conversation.v1.conversation_service_pb2_grpc import add_ConversationServiceServicer_to_server
+from threadloom.conversation.v1.project_service_pb2 import DESCRIPTOR as PROJECTS
+from threadloom.conversation.v1.project_service_pb2_grpc import add_ProjectServiceServicer_to_server
+
+from kit.bus import Bus
+from kit.db import request_engine
+from kit.serving import Server
+from kit.telemetry import log
+from services.conversation import limits
+from services.conversation.admission import Admission
+from services.conversation.answers import Answering
+from services.conversation.following import Hub
+from services.conversation.journal import Journal
+from services.conversation.ownership import Ownership
+from services.conversation.projects_servicer import ProjectServicer
+from services.conversation.providers.openai_chat import OpenAIChat
+from services.conversation.runner import Runner
+from services.conversation.servicer import ConversationServicer
+from services.conversation.settings import Settings
+from services.conversation.sweeper import Sweeper
+
+# Durability.md 5 and 8. What is shown must be on disk; a frozen owner must not hold a lock.
+SESSION = (
+    f"-c idle_in_transaction_session_timeout={limits.IDLE_IN_TRANSACTION_MS}"
+    f" -c statement_timeout={limits.STATEMENT_MS} -c synchronous_commit=on -c timezone=UTC"
+)
+# Streams that are still attached when everything is drained are moved by the gateway.
+STREAM_GRACE_SECONDS = 0.5
+
+
+async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.Future[int] | None" = None) -> None:
+    """Runs the service until `stopped`; then drains. `on_ready` gets the port."""
+    async with AsyncExitStack() as stack:
+        dsn = make_conninfo(
+            settings.engine_database_url,
+            options=SESSION,
+            tcp_user_timeout=limits.TCP_USER_TIMEOUT_MS,
+            connect_timeout=limits.CONNECT_SECONDS,
+        )
+        pool = psycopg_pool.AsyncConnectionPool(
+            dsn,
+            min_size=1,
+            max_size=int(settings.pool_size),
+            timeout=limits.POOL_TIMEOUT_SECONDS,
+            kwargs={"autocommit": True},
+            check=psycopg_pool.AsyncConnectionPool.check_connection,
+            reconnect_timeout=limits.RECONNECT_PAUSE_MAX_SECONDS,
+            open=False,
+        )
+        await pool.open()
+        stack.push_async_callback(pool.close)
+        engine = request_engine(
+            settings.database_url,
+            pool_size=int(settings.pool_size),
+            connect_seconds=limits.CONNECT_SECONDS,
+            session_options=SESSION,
+        )
+        stack.push_async_callback(engine.dispose)
+        bus = Bus(settings.nats_url)
+        bus.start()
+        stack.push_async_callback(bus.close)
+
+        hub = Hub(pool, bus)
+        hub.start()
+        stack.push_async_callback(hub.stop)
+        journal = Journal(dsn, pool, hub.publish)
+        journal.start()
+        stack.push_async_callback(journal.stop)
+        ownership = Ownership(pool, journal, bus)
+        client = None
+        if settings.openai_api_key != "-":
+            client = OpenAIChat(settings.openai_base_url, settings.openai_api_key, settings.call_seconds)
+            stack.push_async_callback(client.close)
+        runner = Runner(Answering(pool, journal, hub.publish, ownership, client, settings.turn))
+        ownership.on_claimed = runner.take_over
+        await ownership.start()
+        stack.push_async_callback(ownership.stop)
+        sweeper = Sweeper(pool, settings.event_kept_seconds, settings.event_kept_bytes)
+        sweeper.start()
+        stack.push_async_callback(sweeper.stop)
+
+        admission = Admission(engine, runner, ownership.worker_id, settings.model)
+        names = [*CONVERSATION.services_by_name.values(), *PROJECTS.services_by_name.values()]
+        server = Server(settings.credential, [service.full_name for service in names])
+        conversation = ConversationServicer(engine, admission, hub, runner, ownership)
+        add_ConversationServiceServicer_to_server(conversation, server.grpc)
+        add_ProjectServiceServicer_to_server(ProjectServicer(engine), server.grpc)
+        port = await server.start(settings.listen)
+        log.info("ready", port=port, worker_id=str(ownership.worker_id))
+        if on_ready is not None:
+            on_ready.set_result(port)
+
+        await stopped.wait()
+        log.info("draining", seconds=settings.drain_seconds)
+        await server.set_serving(False)
+        ownership.stop_claiming()
+        await runner.drain(settings.drain_seconds)
+        await server.stop(STREAM_GRACE_SECONDS)

@@ -1,0 +1,65 @@
+"""The conversation service's settings, read once in __main__."""
+
+from dataclasses import dataclass
+
+from kit.settings import port, positive, setting
+
+
+@dataclass(frozen=True)
+class TurnLimits:
+    """How long a turn may take, in seconds (C9)."""
+
+    turn_seconds: float
+    call_seconds: float
+    idle_seconds: float
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Environment variables of `python -m services.conversation`."""
+
+    listen: str = setting("THREADLOOM_GRPC_LISTEN", "Address the gRPC server listens on.", "127.0.0.1:50051")
+    database_url: str = setting(
+        "CONVERSATION_DATABASE_URL", "Postgres, as the role threadloom_conversation.", secret=True
+    )
+    engine_database_url: str = setting(
+        "CONVERSATION_ENGINE_DATABASE_URL", "Postgres, as the role threadloom_conversation_engine.", secret=True
+    )
+    nats_url: str = setting("NATS_URL", "NATS, with credentials.", "nats://127.0.0.1:4222", secret=True)
+    credential: str = setting(
+        "THREADLOOM_SERVICE_CREDENTIAL", "Shared secret by which services believe each other.", secret=True
+    )
+    openai_base_url: str = setting(
+        "OPENAI_BASE_URL", "Any server that speaks OpenAI Chat Completions.", "https://api.openai.com/v1"
+    )
+    openai_api_key: str = setting(
+        "OPENAI_API_KEY", "Key of the model provider; `-` or unset: none is configured.", "-", secret=True
+    )
+    model: str = setting("THREADLOOM_MODEL", "Model of runs and threads that name none.", "gpt-4o-mini")
+    turn_seconds: float = setting(
+        "THREADLOOM_TURN_SECONDS", "Seconds from the user's message to the end of the answer.", "120", positive
+    )
+    call_seconds: float = setting("THREADLOOM_MODEL_CALL_SECONDS", "Seconds one model call may take.", "120", positive)
+    idle_seconds: float = setting(
+        "THREADLOOM_MODEL_IDLE_SECONDS", "Seconds a model provider may be silent.", "60", positive
+    )
+    drain_seconds: float = setting(
+        "THREADLOOM_DRAIN_SECONDS",
+        "Seconds runs may take to finish after SIGTERM; then they are handed over.",
+        "130",
+        positive,
+    )
+    event_kept_seconds: float = setting(
+        "THREADLOOM_EVENT_KEPT_SECONDS", "Seconds the events of a finished run are kept.", "7200", positive
+    )
+    event_kept_bytes: float = setting(
+        "THREADLOOM_EVENT_KEPT_BYTES", "Bytes of events of finished runs that are kept.", "10e9", positive
+    )
+    pool_size: float = setting("THREADLOOM_POOL_SIZE", "Postgres connections of each role.", "10", positive)
+    metrics_port: int = setting("THREADLOOM_METRICS_PORT", "Port of /metrics; 0: none.", "0", port)
+    log_level: str = setting("THREADLOOM_LOG_LEVEL", "DEBUG, INFO, WARNING or ERROR.", "INFO")
+
+    @property
+    def turn(self) -> TurnLimits:
+        """The time limits of a turn."""
+        return TurnLimits(self.turn_seconds, self.call_seconds, self.idle_seconds)

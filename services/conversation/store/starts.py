@@ -1,0 +1,180 @@
+"""SQL that starts a run: key, user message, reply message, run, first event and first api call at once.
+
+It is one statement, so a start either exists whole or not at all, and the two unique
+indexes (one active run a thread, one resource a key) decide every race.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.conversation.domain.events import KIND_NUMBERS
+
+ONE_ACTIVE_RUN = "ai_runs_one_active"
+ONE_KEY = "idempotency_keys_pkey"
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """Everything a start writes. `kept_message_id` reuses a user message whose first run failed early."""
+
+    run_id: UUID
+    project_id: UUID
+    thread_id: UUID
+    worker_id: UUID
+    user_message_id: UUID
+    reply_message_id: UUID
+    api_call_id: UUID
+    model: str  # asked for by the caller; empty: the thread's
+    default_model: str  # when the thread has none either
+    options: bytes
+    parts: bytes
+    text: str
+    title: str
+    first_event: bytes
+    is_kept: bool
+
+
+@dataclass(frozen=True)
+class Started:
+    """What the start found: the thread's owner and settings."""
+
+    user_id: str
+    system_prompt: str
+    model: str
+    created_at: datetime
+
+
+# The thread's row hands out positions and times, so starts on one thread queue up here
+# and created_at rises strictly (durability.md 10).
+START = text(
+    f"""
+WITH thread AS (
+    UPDATE conversation.ai_threads SET
+        next_position = next_position + 2,
+        last_message_at = greatest(clock_timestamp(), last_message_at + interval '2 microseconds'),
+        updated_at = clock_timestamp(),
+        title = CASE WHEN title = '' THEN :title ELSE title END
+    WHERE id = :thread
+    RETURNING id, project_id, user_id, system_prompt, next_position - 2 AS position, last_message_at AS at,
+        coalesce(nullif(:model, ''), nullif(default_model_slug, ''), :default_model) AS model
+), new_message AS (
+    INSERT INTO conversation.ai_messages
+        (id, project_id, user_id, thread_id, run_id, position, role, status, parts, text, created_at)
+    SELECT :user_message, project_id, user_id, id, :run, position, 'user', 'complete', :parts, :text,
+        at - interval '1 microsecond'
+    FROM thread WHERE NOT :is_kept
+), kept_message AS (
+    UPDATE conversation.ai_messages SET run_id = :run WHERE id = :user_message AND :is_kept
+), reply AS (
+    INSERT INTO conversation.ai_messages
+        (id, project_id, user_id, thread_id, run_id, position, role, status, model, created_at)
+    SELECT :reply, project_id, user_id, id, :run, position + 1, 'assistant', 'streaming', model, at FROM thread
+), run AS (
+    INSERT INTO conversation.ai_runs
+        (id, project_id, user_id, thread_id, user_message_id, reply_message_id, status, model, options, worker_id)
+    SELECT :run, project_id, user_id, id, :user_message, :reply, 'running', model, :options, :worker FROM thread
+    RETURNING created_at
+), call AS (
+    INSERT INTO conversation.api_calls
+        (id, project_id, user_id, thread_id, run_id, message_id, step, attempt, model)
+    SELECT :call, project_id, user_id, id, :run, :reply, 1, 1, model FROM thread
+), event AS (
+    INSERT INTO conversation.run_events (run_id, seq, project_id, kind, payload)
+    SELECT :run, 1, project_id, {KIND_NUMBERS["run_started"]}, :first_event FROM thread
+)
+SELECT thread.user_id, thread.system_prompt, thread.model, run.created_at FROM thread, run
+"""
+)
+# Remembers the request. Fails on idempotency_keys_pkey when it was seen before.
+INSERT_KEY = text(
+    "INSERT INTO conversation.idempotency_keys"
+    " (project_id, caller, method, route, key, body_sha256, resource)"
+    " VALUES (:project, :caller, :method, :route, :key, :body, :resource)"
+)
+FIND_KEY = text(
+    "SELECT body_sha256, resource, kept_message_id FROM conversation.idempotency_keys"
+    " WHERE project_id = :project AND caller = :caller AND method = :method AND route = :route AND key = :key"
+)
+# Takes a freed key for a new resource; of two that try, one finds it taken.
+RETAKE_KEY = text(
+    "UPDATE conversation.idempotency_keys SET resource = :resource"
+    " WHERE project_id = :project AND caller = :caller AND method = :method AND route = :route AND key = :key"
+    " AND resource IS NULL RETURNING kept_message_id"
+)
+
+
+@dataclass(frozen=True)
+class RequestKey:
+    """What makes two requests the same one (durability.md 23)."""
+
+    project: UUID
+    caller: str
+    method: str
+    route: str
+    key: str
+
+    def parameters(self) -> dict[str, Any]:
+        """As SQL parameters."""
+        return {
+            "project": self.project,
+            "caller": self.caller,
+            "method": self.method,
+            "route": self.route,
+            "key": self.key,
+        }
+
+
+@dataclass(frozen=True)
+class KnownKey:
+    """A request seen before: the digest of its body and what it made. No resource: free to be taken again."""
+
+    body_sha256: bytes
+    resource: UUID | None
+    kept_message_id: UUID | None
+
+
+async def start_run(tx: AsyncConnection, new: NewRun) -> Started | None:
+    """Writes the start; None when the caller sees no such thread."""
+    found = await tx.execute(
+        START,
+        {
+            "title": new.title,
+            "thread": new.thread_id,
+            "model": new.model,
+            "default_model": new.default_model,
+            "user_message": new.user_message_id,
+            "run": new.run_id,
+            "parts": new.parts,
+            "text": new.text,
+            "is_kept": new.is_kept,
+            "reply": new.reply_message_id,
+            "options": new.options,
+            "worker": new.worker_id,
+            "call": new.api_call_id,
+            "first_event": new.first_event,
+        },
+    )
+    row = found.one_or_none()
+    return None if row is None else Started(*row)
+
+
+async def insert_key(tx: AsyncConnection, key: RequestKey, body_sha256: bytes, resource: UUID) -> None:
+    """Remembers a request and what it made."""
+    await tx.execute(INSERT_KEY, key.parameters() | {"body": body_sha256, "resource": resource})
+
+
+async def find_key(tx: AsyncConnection, key: RequestKey) -> KnownKey | None:
+    """The request, if it was seen before."""
+    row = (await tx.execute(FIND_KEY, key.parameters())).one_or_none()
+    return None if row is None else KnownKey(*row)
+
+
+async def retake_key(tx: AsyncConnection, key: RequestKey, resource: UUID) -> bool:
+    """Binds a freed key to a new resource; False when another request was faster."""
+    found = await tx.execute(RETAKE_KEY, key.parameters() | {"resource": resource})
+    return found.one_or_none() is not None

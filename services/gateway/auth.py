@@ -1,0 +1,174 @@
+"""Credentials to a Caller.
+
+`apikey` names the project, `Authorization: Bearer` the user. Every refusal says
+what is wrong with what was sent, and never repeats it.
+"""
+
+from typing import Any
+from uuid import UUID
+
+import jwt
+from jwt.exceptions import InvalidSubjectError
+from starlette.datastructures import Headers
+from threadloom.conversation.v1.project_service_pb2 import RedeemStreamTicketRequest
+
+from kit.callers import SYSTEM, Caller, Role, is_user_id
+from kit.errors import ServiceError, unauthenticated
+from services.gateway.clients import Clients
+from services.gateway.limits import PROJECT_KEY_CHARS, TOKEN_LEEWAY_SECONDS
+from services.gateway.projects import Project, Projects
+
+ALGORITHM = "HS256"
+
+NOTHING = (
+    "Send the project's key as header `apikey` and the user's token as `Authorization: Bearer <token>`, "
+    "or a service key as either."
+)
+ANON_ALONE = "The anon key names a project, not a user. Send the user's token as `Authorization: Bearer <token>`."
+NOT_BEARER = "The header Authorization must read `Bearer <token>`."
+UNKNOWN_KEY = "The header apikey holds no project's key."
+UNKNOWN_BEARER = "The bearer is neither a user's token (a JWT) nor a service key."
+NO_PROJECT = "Send the project's key as header `apikey`: the token has no claim `project` to tell whose it is."
+UNKNOWN_PROJECT = "The token's claim `project` names no project."
+TWO_PROJECTS = "The key and the token belong to different projects."
+BAD_SUBJECT = "The token's claim `sub` must be the user's id: 1 to 255 printable characters, as a string."
+BAD_TICKET = "The ticket is unknown, used or expired. Get a new one from POST /v1/stream-tickets."
+
+# What PyJWT finds wrong, most special first, in words for the developer who reads the answer.
+FAULTS: tuple[tuple[type[Exception], str], ...] = (
+    (jwt.ExpiredSignatureError, "The token has expired."),
+    (jwt.ImmatureSignatureError, "The token is not valid yet: see its claim `nbf`."),
+    (jwt.InvalidSignatureError, "The token's signature does not fit the project's secret."),
+    (jwt.InvalidAlgorithmError, f"The token must be signed with {ALGORITHM}."),
+    (jwt.MissingRequiredClaimError, "The token has no claim `sub`, the user's id."),
+    (InvalidSubjectError, BAD_SUBJECT),
+)
+MALFORMED = "The token is not a well-formed JWT."
+
+# All that reading a hostile token can raise: PyJWT's own errors; ValueError and OverflowError from numbers
+# such as 1e999 in a claim; TypeError from claims of odd types; RecursionError from JSON nested ten thousand deep.
+READ_ERRORS = (jwt.PyJWTError, ValueError, OverflowError, TypeError, RecursionError)
+
+
+class Auth:
+    """Knows who is calling."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._projects = Projects(clients)
+
+    async def caller(self, headers: Headers, request_id: str) -> Caller:
+        """The caller the headers prove. Raises UNAUTHENTICATED, or UNAVAILABLE when nobody can tell."""
+        key, token = headers.get("apikey", ""), _bearer(headers)
+        if not key and not token:
+            raise unauthenticated(NOTHING)
+        project = await self._keyed(key, request_id) if key else None
+        if project and (not token or token == key):
+            return _holder(project)
+        if _looks_like_jwt(token):
+            return await self._user(token, project, request_id)
+        return await self._keyed_by_bearer(token, project, request_id)
+
+    async def ticket(self, ticket: str, request_id: str) -> Caller:
+        """Uses a stream ticket up. Raises UNAUTHENTICATED."""
+        if not 0 < len(ticket) <= PROJECT_KEY_CHARS:
+            raise unauthenticated(BAD_TICKET)
+        request = RedeemStreamTicketRequest(ticket=ticket)
+        try:
+            # Not repeatable: a lost answer may have used it up, and the second try would say so.
+            answer = await self._clients.call(
+                lambda to: to.projects.RedeemStreamTicket, request, SYSTEM, request_id, repeatable=False
+            )
+        except ServiceError as error:
+            if error.reason in ("UNAUTHENTICATED", "NOT_FOUND", "INVALID_OPTIONS"):
+                raise unauthenticated(BAD_TICKET) from None
+            raise
+        return Caller(Role(answer.role), UUID(answer.project_id), answer.user_id)
+
+    async def _keyed(self, key: str, request_id: str) -> Project:
+        project = await self._projects.by_key(key, request_id)
+        if project is None:
+            raise unauthenticated(UNKNOWN_KEY)
+        return project
+
+    async def _keyed_by_bearer(self, token: str, project: Project | None, request_id: str) -> Caller:
+        found = await self._projects.by_key(token, request_id)
+        if found is None:
+            raise unauthenticated(UNKNOWN_BEARER)
+        if project is not None and project.id != found.id:
+            raise unauthenticated(TWO_PROJECTS)
+        return _holder(found)
+
+    async def _user(self, token: str, project: Project | None, request_id: str) -> Caller:
+        slug = _unverified(token).get("project")
+        if project is None:
+            project = await self._named(slug, request_id)
+        elif slug is not None and slug != project.slug:
+            raise unauthenticated(TWO_PROJECTS)
+        return Caller(Role.USER, project.id, subject(token, project.jwt_secret))
+
+    async def _named(self, slug: Any, request_id: str) -> Project:
+        if slug is None:
+            raise unauthenticated(NO_PROJECT)
+        project = await self._projects.by_slug(slug, request_id) if _is_slug(slug) else None
+        if project is None:
+            raise unauthenticated(UNKNOWN_PROJECT)
+        return project
+
+
+def subject(token: str, secret: str) -> str:
+    """The user id of a token signed with the project's secret. Raises UNAUTHENTICATED."""
+    try:
+        # Listing the one algorithm is what keeps `none` and key-confusion tokens out. `iat` is no reason to
+        # refuse (RFC 7519 gives it no such meaning), and apps put what they like into `aud` and `iss`.
+        claims = jwt.decode(
+            token,
+            secret,
+            algorithms=[ALGORITHM],
+            leeway=TOKEN_LEEWAY_SECONDS,
+            options={"require": ["sub"], "verify_aud": False, "verify_iss": False, "verify_iat": False},
+        )
+    except READ_ERRORS as error:
+        raise unauthenticated(_fault(error)) from None
+    user = claims["sub"]
+    if not isinstance(user, str) or not is_user_id(user):
+        raise unauthenticated(BAD_SUBJECT)
+    return user
+
+
+def _fault(error: Exception) -> str:
+    return next((sentence for kind, sentence in FAULTS if isinstance(error, kind)), MALFORMED)
+
+
+def _unverified(token: str) -> dict[str, Any]:
+    """The claims as they stand, only to learn which project's secret is to verify them."""
+    try:
+        return jwt.decode(token, options={"verify_signature": False})
+    except READ_ERRORS:
+        raise unauthenticated(MALFORMED) from None
+
+
+def _bearer(headers: Headers) -> str:
+    raw = headers.get("authorization", "")
+    if not raw:
+        return ""
+    scheme, _, token = raw.partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise unauthenticated(NOT_BEARER)
+    return token.strip()
+
+
+def _holder(project: Project) -> Caller:
+    """Whom a bare key stands for."""
+    if not project.is_service_key:
+        raise unauthenticated(ANON_ALONE)
+    return Caller(Role.SERVICE, project.id)
+
+
+def _looks_like_jwt(token: str) -> bool:
+    return token.count(".") == 2
+
+
+def _is_slug(value: Any) -> bool:
+    # Lone surrogates (JSON may hold them) cannot be put into a protobuf string.
+    return isinstance(value, str) and value.isascii()

@@ -1,0 +1,60 @@
+"""What handlers work with: made once per process, handed to each of them."""
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from grpc import aio
+from starlette.types import ASGIApp
+
+from services.gateway.auth import Auth
+from services.gateway.clients import Clients, Stubs
+from services.gateway.following import Follower, Target
+from services.gateway.incoming import Incoming
+from services.gateway.limits import READY_SECONDS, Patience
+from services.gateway.streaming import ActiveRunStream, EventStream, Streams
+from services.gateway.wire.conversations import ConversationsEncoder
+from services.gateway.wire.frames import Cursor
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class Context:
+    """The gateway's parts and its state."""
+
+    def __init__(self, clients: Clients, patience: Patience, document: dict[str, Any]) -> None:
+        self.auth = Auth(clients)
+        self.streams = Streams()
+        self.document = document
+        self.is_draining = False
+        self._clients, self._patience = clients, patience
+        self._ready_until, self._ready = 0.0, False
+
+    async def call(
+        self,
+        method: Callable[[Stubs], aio.UnaryUnaryMultiCallable[Request, Response]],
+        request: Request,
+        incoming: Incoming,
+    ) -> Response:
+        """A unary call for the caller; safe to make twice. Raises ServiceError."""
+        return await self._clients.call(method, request, incoming.caller, incoming.request_id)
+
+    def stream(self, target: Target, cursor: Cursor | None = None, holds_head: bool = False) -> ASGIApp:
+        """The response that follows a run."""
+        kind = EventStream if target.run or target.run_id else ActiveRunStream
+        return kind(
+            Follower(self._clients, target, self._patience),
+            ConversationsEncoder,
+            self.streams,
+            self._patience,
+            cursor,
+            holds_head,
+        )
+
+    async def is_ready(self) -> bool:
+        """Whether the conversation service serves; asked about once a second at most."""
+        if time.monotonic() >= self._ready_until:
+            self._ready = await self._clients.is_ready()
+            self._ready_until = time.monotonic() + READY_SECONDS
+        return self._ready

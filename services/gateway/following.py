@@ -1,0 +1,232 @@
+"""Follows one run through whichever replica can tell of it.
+
+A Follower gives the run's events in order, each once, and hides the death,
+silence and forgetfulness of replicas (durability.md 16). It knows no HTTP.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from grpc import aio
+from grpc_status import rpc_status
+from prometheus_client import Counter
+from threadloom.conversation.v1.conversation_service_pb2 import (
+    FollowRequest,
+    FollowResponse,
+    RunRequest,
+    RunResponse,
+)
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
+from threadloom.conversation.v1.run_pb2 import RunEventBatch
+
+from kit.callers import Caller
+from kit.channels import to_service_error
+from kit.errors import ServiceError, unavailable
+from kit.telemetry import log
+from services.gateway.clients import Clients, Stubs
+from services.gateway.limits import RETRY_FIRST_SECONDS, RETRY_LAST_SECONDS, Patience
+from services.gateway.wire.frames import is_terminal
+
+FAILOVERS = Counter("threadloom_gateway_failovers_total", "Times a stream went on at another replica.", ["why"])
+
+# Answers of the service after which asking again, or elsewhere, can help.
+PASSING = frozenset(("UNAVAILABLE", "INTERNAL"))
+
+Call = aio.UnaryStreamCall[RunRequest, RunResponse] | aio.UnaryStreamCall[FollowRequest, FollowResponse]
+
+
+class Unreachable(Exception):
+    """No replica has said anything about the run for too long."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to follow, and for whom.
+
+    `run` starts a run (it must carry a request_id, so that asking twice starts one);
+    without it `run_id` is followed, or the thread's active run when that is empty.
+    """
+
+    caller: Caller
+    request_id: str
+    thread_id: str
+    run: RunRequest | None = None
+    run_id: str = ""
+    after_seq: int = 0
+
+
+class Follower:
+    """Reads one run to its terminal event. Not for use by two tasks."""
+
+    def __init__(self, clients: Clients, target: Target, patience: Patience) -> None:
+        self.run_id = target.run_id
+        self.message_id = ""
+        self.is_done = False
+        self.on_stall: Callable[[], object] = lambda: None
+        self._clients, self._target, self._patience = clients, target, patience
+        self._last_seq = target.after_seq
+        self._promised_seq = 0  # what the previous heartbeat said is committed
+        self._heard = False
+        self._refusals = 0
+        self._attempts = 0  # since the last progress
+        self._stubs: Stubs | None = None
+        self._call: Call | None = None
+        self._loop = asyncio.get_running_loop()
+        self._progress_at = self._idle_since = self._loop.time()
+        self._reading_since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def next(self) -> Sequence[RunEvent]:
+        """The next fresh events; none when only time has passed (a heartbeat, a replica left).
+
+        Raises ServiceError when the service refuses, Unreachable when no replica
+        answers within the patience. Returns at the latest when a silence is over.
+        """
+        if self._call is None:
+            await self._pause()
+            self._call = self._open()
+        try:
+            answer = await self._read(self._call)
+        except aio.AioRpcError as error:
+            return self._failed(error)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return self._leave("silent")  # _watch cancelled the call, not this task
+        if answer is None:
+            return self._leave("ended")  # a clean end without a terminal event: a replica that shuts down
+        return self._accept(answer.batch)
+
+    def close(self) -> None:
+        """Ends the call, if one is open. The run goes on."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+    async def _pause(self) -> None:
+        """Waits before asking again: not at first, then longer each time."""
+        self._attempts += 1
+        if self._attempts > 2:
+            await asyncio.sleep(min(RETRY_FIRST_SECONDS * 2 ** (self._attempts - 3), RETRY_LAST_SECONDS))
+
+    def _open(self) -> Call:
+        """Asks a replica, not the one just left when there is another."""
+        candidates = [stubs for stubs in self._clients.in_order() if stubs is not self._stubs]
+        self._stubs = candidates[0] if candidates else self._stubs
+        assert self._stubs is not None
+        target = self._target
+        metadata = self._clients.metadata(target.caller, target.request_id)
+        if target.run is not None and not self.run_id:
+            return self._stubs.conversations.Run(target.run, metadata=metadata)
+        request = FollowRequest(thread_id=target.thread_id, run_id=self.run_id, after_seq=self._last_seq)
+        return self._stubs.conversations.Follow(request, metadata=metadata)
+
+    async def _read(self, call: Call) -> RunResponse | FollowResponse | None:
+        """The next message, None at the end of the call."""
+        self._reading_since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._silence, self._watch)
+        try:
+            answer = await call.read()
+        finally:
+            self._idle_since = self._loop.time()
+            self._reading_since = None
+        return answer if isinstance(answer, RunResponse | FollowResponse) else None
+
+    @property
+    def _silence(self) -> float:
+        is_start = self._target.run is not None and not self.run_id
+        return self._patience.start_silence if is_start else self._patience.silence
+
+    def _watch(self) -> None:
+        """Ends a silent call, or tells of a reader that no longer reads.
+
+        One lazy timer a stream: it comes again when the time could be up, so a
+        message costs no timer.
+        """
+        now, silence = self._loop.time(), self._silence
+        since = now if self._reading_since is None else self._reading_since
+        if now - since >= silence and self._call is not None:
+            self._call.cancel()
+            since = now
+        elif self._reading_since is None and now - self._idle_since >= self._patience.reader_stall:
+            self.on_stall()
+        self._timer = self._loop.call_at(since + silence, self._watch)
+
+    def _accept(self, batch: RunEventBatch) -> Sequence[RunEvent]:
+        self._heard = True
+        if not self.message_id:  # a heartbeat may leave it out
+            self.run_id, self.message_id = batch.run_id, batch.message_id
+        events = batch.events
+        if not events:
+            return self._heartbeat(batch.last_seq)
+        first, last = events[0].seq, events[-1].seq
+        if first == self._last_seq + 1 and last - first + 1 == len(events):
+            return self._take(events)
+        return self._sort_out(events)
+
+    def _sort_out(self, events: Sequence[RunEvent]) -> Sequence[RunEvent]:
+        """Drops what is known; before a gap it stops, and the missing part is asked for again."""
+        fresh, expected = [], self._last_seq + 1
+        for event in events:
+            if event.seq > expected:
+                self._leave("gap", is_suspect=False)
+                break
+            if event.seq == expected:
+                fresh.append(event)
+                expected += 1
+        return self._take(fresh) if fresh else ()
+
+    def _take(self, events: Sequence[RunEvent]) -> Sequence[RunEvent]:
+        self._progress()
+        self._last_seq = events[-1].seq
+        self.is_done = is_terminal(events[-1])
+        return events
+
+    def _heartbeat(self, committed_seq: int) -> Sequence[RunEvent]:
+        """Two heartbeats in a row that know of events we did not get mean that they were lost on the way."""
+        if self._last_seq < self._promised_seq:
+            self._promised_seq = 0
+            return self._leave("behind")
+        self._promised_seq = committed_seq
+        self._progress()
+        return ()
+
+    def _progress(self) -> None:
+        self._progress_at = self._loop.time()
+        self._attempts = self._refusals = 0
+
+    def _failed(self, error: aio.AioRpcError) -> Sequence[RunEvent]:
+        """Raises what cannot be helped by asking elsewhere; else leaves the replica."""
+        if rpc_status.from_call(error) is None:
+            log.info("replica lost", code=error.code().name, run_id=self.run_id)
+            return self._leave("broken")
+        refusal = to_service_error(error)
+        if refusal.reason not in PASSING:
+            raise refusal
+        self._refusals += 1
+        # Before anything was heard every replica is asked once; a reader in mid-stream has more patience.
+        if not self._heard and (self._refusals >= len(self._clients) or refusal.reason == "INTERNAL"):
+            raise refusal
+        return self._leave("refused", is_suspect=False)
+
+    def _leave(self, why: str, is_suspect: bool = True) -> Sequence[RunEvent]:
+        """Drops the call; the next one goes elsewhere. Raises Unreachable when patience is over."""
+        FAILOVERS.labels(why).inc()
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+        if is_suspect and self._stubs is not None:
+            self._stubs.replica.suspect()
+        if self._loop.time() - self._progress_at >= self._patience.unreachable:
+            raise Unreachable
+        return ()
+
+
+def unreachable() -> ServiceError:
+    """UNAVAILABLE, for a reader that has not got anything yet."""
+    return unavailable("No part of the service that could answer is reachable. Try again in a moment.")

@@ -1,0 +1,72 @@
+"""The gateway's settings, read once from the environment by `__main__`."""
+
+import re
+from dataclasses import dataclass
+
+from kit.settings import comma_list, port, positive, setting
+
+ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d+)")
+ORIGIN = re.compile(r"https?://[^/\s]+")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+# In the list of origins: this machine, on any port.
+LOCALHOST = "localhost"
+
+
+def address(raw: str) -> tuple[str, int]:
+    """Host and port of `host:port`, an IPv6 host in brackets. Raises ValueError."""
+    found = ADDRESS.fullmatch(raw)
+    if found is None:
+        raise ValueError("must be host:port, for example 127.0.0.1:8080 or [::1]:8080")
+    return found["v6"] or found["host"], port(found["port"])
+
+
+def addresses(raw: str) -> tuple[str, ...]:
+    """A comma list of `host:port`, at least one. Raises ValueError."""
+    found = comma_list(raw)
+    if not found:
+        raise ValueError("must name at least one host:port")
+    for one in found:
+        address(one)
+    return found
+
+
+def origins(raw: str) -> tuple[str, ...]:
+    """A comma list of origins, `localhost` or `*`. Raises ValueError."""
+    found = tuple(one.rstrip("/") for one in comma_list(raw))
+    for one in found:
+        if one not in (LOCALHOST, "*") and not ORIGIN.fullmatch(one):
+            raise ValueError(f"{one!r} is not an origin such as https://app.example.com")
+    return found
+
+
+def level(raw: str) -> str:
+    """A log level. Raises ValueError."""
+    if raw.upper() not in LEVELS:
+        raise ValueError(f"must be one of {', '.join(LEVELS)}")
+    return raw.upper()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the gateway."""
+
+    listen: tuple[str, int] = setting(
+        "THREADLOOM_HTTP_LISTEN", "Where HTTP is served, host:port.", "127.0.0.1:8080", address
+    )
+    conversation: tuple[str, ...] = setting(
+        "CONVERSATION_ADDRESSES",
+        "The replicas of the conversation service, a comma list of host:port.",
+        parse=addresses,
+    )
+    credential: str = setting("THREADLOOM_SERVICE_CREDENTIAL", "The secret the services show each other.", secret=True)
+    origins: tuple[str, ...] = setting(
+        "THREADLOOM_ALLOWED_ORIGINS",
+        "Web origins that may call, a comma list; `localhost` means this machine on any port, `*` any origin.",
+        LOCALHOST,
+        origins,
+    )
+    drain_seconds: float = setting(
+        "THREADLOOM_DRAIN_SECONDS", "How long open streams may go on after SIGTERM.", "5", positive
+    )
+    log_level: str = setting("THREADLOOM_LOG_LEVEL", "The least level that is logged.", "INFO", level)

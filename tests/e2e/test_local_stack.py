@@ -1,0 +1,152 @@
+"""`make run`, as a newcomer meets it: real Postgres and NATS, real services, the demo model."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from deploy.local.placement import temporary_folder
+from deploy.local.ports import free_port
+from deploy.local.processes import wait_until
+from tests.support.http import Client
+from tests.support.local_stack import LocalStack, run_command, stack_environ, still_there
+
+STOP_SECONDS = 10.0
+RESTART_SECONDS = 20.0
+ANSWER_SECONDS = 60.0
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[LocalStack]:
+    """One running stack with two replicas of each service. Tests leave it running."""
+    with temporary_folder() as folder, LocalStack(folder, THREADLOOM_REPLICAS="conversation=2,gateway=2") as running:
+        yield running.wait_ready()
+
+
+def client_of(stack: LocalStack, user: str = "alice") -> Client:
+    file = stack.file()
+    return Client(file["http"], {"apikey": file["anon_key"], "Authorization": f"Bearer {file['tokens'][user]}"})
+
+
+def test_the_ready_line_names_address_and_model(stack: LocalStack) -> None:
+    line = f"Threadloom is ready on http://127.0.0.1:{stack.port} (model threadloom-demo)"
+    assert stack.output().splitlines().count(line) == 1
+
+
+@needs_curl
+def test_the_printed_command_streams_an_answer_as_it_is(stack: LocalStack) -> None:
+    command = stack.wait_for(r"(?m)^curl .*$").group()
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=ANSWER_SECONDS, check=True)
+    events = [line for line in done.stdout.splitlines() if line.startswith("event: ")]
+    assert "event: delta" in events
+    assert events[-1] == "event: done"
+
+
+def test_the_stack_file_is_private_and_complete(stack: LocalStack) -> None:
+    path, file = stack.data_dir / "stack.json", stack.file()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert file["http"][0] == f"http://127.0.0.1:{stack.port}"
+    assert len(file["http"]) == len(file["grpc"]["conversation"]) == 2
+    assert file["project"] == "default"
+    assert set(file["tokens"]) == {"alice", "bob"}
+    assert {"postgres", "nats", "provider", "anon_key", "service_key", "jwt_secret"} <= set(file)
+    services = {name: len(pids) for name, pids in file["pids"].items()}
+    assert services == {"stack": 1, "postgres": 1, "nats": 1, "provider": 1, "conversation": 2, "gateway": 2}
+    with psycopg.connect(file["postgres"]) as connection:
+        assert connection.execute("SELECT current_setting('fsync')").fetchone() == ("on",)
+
+
+@pytest.mark.parametrize("service", ["conversation", "gateway", "nats", "postgres", "provider"])
+async def test_a_killed_process_is_started_again_and_the_stack_goes_on(stack: LocalStack, service: str) -> None:
+    pid = stack.file()["pids"][service][0]
+    os.kill(pid, signal.SIGKILL)
+    stack.wait_for(rf"{service}-1 \(pid {pid}\) was ended by SIGKILL, starting it again", RESTART_SECONDS)
+    assert wait_until(lambda: stack.file()["pids"][service][0] != pid, RESTART_SECONDS)
+    async with client_of(stack) as client:
+        conversation = await client.insist(client.create_conversation, RESTART_SECONDS)
+        answer = await client.read_to_end(conversation, "Hello again!", seconds=ANSWER_SECONDS)
+    assert answer.end is not None
+    assert answer.end.event == "done"
+
+
+def test_a_second_stack_on_the_same_folder_says_who_runs(stack: LocalStack) -> None:
+    second = run_command({**stack.environ, "THREADLOOM_PORT": str(free_port())}, "up")
+    assert second.returncode == 1
+    assert f"http://127.0.0.1:{stack.port}" in second.stderr
+    assert f"pid {stack.process.pid}" in second.stderr
+
+
+def test_projects_and_tokens_are_made_on_the_running_stack(stack: LocalStack) -> None:
+    made = run_command(stack.environ, "project", "acme")
+    assert made.returncode == 0, made.stderr
+    assert all(word in made.stdout for word in ("acme", "anon key", "service key", "JWT secret"))
+    again = run_command(stack.environ, "project", "acme")
+    assert (again.returncode, "exists" in again.stderr) == (1, True)
+    token = run_command(stack.environ, "token", "carol", "acme")
+    assert token.stdout.count(".") == 2
+    assert len(token.stdout.split()) == 1
+    unknown = run_command(stack.environ, "token", "carol", "nowhere")
+    assert (unknown.returncode, "make project NAME=nowhere" in unknown.stderr) == (1, True)
+
+
+def test_reset_refuses_while_the_stack_runs(stack: LocalStack) -> None:
+    refused = run_command(stack.environ, "reset")
+    assert (refused.returncode, "make stop" in refused.stderr) == (1, True)
+    assert stack.file()
+
+
+def test_a_taken_port_names_its_holder(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        refused = run_command(stack_environ(tmp_path / "data", port), "up")
+    assert refused.returncode == 1
+    assert f"Port {port} is taken by" in refused.stderr
+    assert f"(pid {os.getpid()})" in refused.stderr
+    assert "THREADLOOM_PORT=" in refused.stderr
+
+
+async def test_sigterm_stops_all_and_a_second_run_finds_its_data() -> None:
+    with temporary_folder() as folder:
+        with LocalStack(folder) as first:
+            first.wait_ready()
+            async with client_of(first) as client:
+                conversation = await client.create_conversation(title="Kept")
+                answer = await client.ask(conversation, "Hello!")
+            keys, processes = first.file()["anon_key"], first.processes()
+            assert len(processes) > 6  # Postgres has children
+            assert first.stop(STOP_SECONDS) == 0
+            assert wait_until(lambda: not still_there(processes), STOP_SECONDS), still_there(processes)
+            assert not (first.data_dir / "stack.json").exists()
+        with LocalStack(folder) as second:
+            second.wait_ready()
+            assert second.file()["anon_key"] == keys
+            async with client_of(second) as client:
+                texts = [message["content"] for message in await client.messages(conversation)]
+            assert answer.text in json.dumps(texts, ensure_ascii=False)
+            assert run_command(second.environ, "stop").returncode == 0
+            assert second.process.wait(STOP_SECONDS) == 0
+        reset = run_command(second.environ, "reset")
+        assert "Deleted" in reset.stdout
+        assert not second.data_dir.exists()
+
+
+async def test_a_stack_killed_with_its_children_leaves_nothing_running_and_starts_again() -> None:
+    with temporary_folder() as folder:
+        with LocalStack(folder) as first:
+            first.wait_ready()
+            processes = first.processes()
+            first.process.kill()
+            first.process.wait()
+            assert wait_until(lambda: not still_there(processes), STOP_SECONDS), still_there(processes)
+        with LocalStack(folder) as second:
+            second.wait_ready()
+            assert second.stop(STOP_SECONDS) == 0
