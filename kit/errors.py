@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
+
 from threadloom.common.v1 import error_pb2
 
 DOMAIN = "threadloom"

@@ -48,11 +48,30 @@ def comma_list(raw: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in raw.split(",") if part.strip())
 
 
+def one_of(*values: str) -> Callable[[str], str]:
+    """One of a few words."""
+
+    def parse(raw: str) -> str:
+        if raw not in values:
+            raise ValueError(f"must be {' or '.join(values)}")
+        return raw
+
+    return parse
+
+
 def positive(raw: str) -> float:
     """A number above zero."""
     value = float(raw)
     if not value > 0 or value == float("inf"):
         raise ValueError("must be a number above 0")
+    return value
+
+
+def count(raw: str) -> int:
+    """A whole number, at least 1."""
+    value = int(raw)
+    if value < 1:
+        raise ValueError("must be a whole number from 1")
     return value
 
 

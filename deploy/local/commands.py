@@ -1,6 +1,7 @@
 """The command line of the local stack."""
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -42,7 +43,9 @@ def _run(asked: argparse.Namespace, environ: Mapping[str, str]) -> int:
         case "stop":
             running.stop(folder)
         case "logs":
-            logs.follow(folder, asked.service)
+            # Ctrl-C is the ordinary end of following, so make has no error to report.
+            with contextlib.suppress(KeyboardInterrupt):
+                logs.follow(folder, asked.service)
         case "reset":
             reset.reset(folder)
         case "project":

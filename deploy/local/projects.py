@@ -4,14 +4,14 @@ import time
 
 import grpc
 import jwt
-from threadloom.conversation.v1 import project_service_pb2 as pb
-from threadloom.conversation.v1 import project_service_pb2_grpc as pb_grpc
 
 from deploy.local.processes import StackError
 from deploy.local.secret_file import ProjectKeys
 from kit.callers import SYSTEM
 from kit.channels import call_metadata
 from kit.ids import new_id
+from threadloom.conversation.v1 import project_service_pb2 as pb
+from threadloom.conversation.v1 import project_service_pb2_grpc as pb_grpc
 
 CALL_SECONDS = 10.0
 TOKEN_SECONDS = 30 * 24 * 3600

@@ -4,12 +4,11 @@ import os
 import signal
 from typing import Any
 
-from threadloom.conversation.v1 import project_service_pb2 as pb
-
 from deploy.local.data_folder import DataFolder
 from deploy.local.private_files import read_json
 from deploy.local.processes import StackError, wait_until
 from deploy.local.projects import ProjectExists, Projects, user_token
+from threadloom.conversation.v1 import project_service_pb2 as pb
 
 # The stack itself keeps to 10 s; the rest is slack for a busy machine.
 STOP_SECONDS = 20.0

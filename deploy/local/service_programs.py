@@ -72,6 +72,7 @@ def conversation(name: str, port: int, wiring: Wiring, environ: Mapping[str, str
         "OPENAI_API_KEY": wiring.provider_key,
         "THREADLOOM_MODEL": wiring.model,
         "THREADLOOM_DRAIN_SECONDS": f"{wiring.conversation_drain_seconds:g}",
+        "THREADLOOM_ENVIRONMENT": "local",
     }
     return _module(name, "services.conversation", (), log, environ, added)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import psycopg
-from threadloom.conversation.v1 import project_service_pb2 as pb
 
 from deploy.local import postgres, readiness, service_programs
 from deploy.local.data_folder import DataFolder
@@ -21,6 +20,7 @@ from deploy.local.secret_file import ProjectKeys, SecretFile
 from deploy.local.service_programs import Wiring
 from deploy.local.settings import OPENAI_URL, UNSET_KEY, StackSettings
 from deploy.local.supervisor import StopRequests, Supervisor
+from threadloom.conversation.v1 import project_service_pb2 as pb
 
 DATABASE = "threadloom"
 FIRST_PROJECT = "default"

@@ -20,6 +20,7 @@ def main() -> int:
     """Reads the settings, serves until SIGTERM, drains."""
     try:
         settings = load(Settings, os.environ)
+        settings.check()
     except SettingsError as error:
         print(f"The conversation service cannot start:\n{error}", file=sys.stderr)
         return 1

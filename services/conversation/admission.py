@@ -7,9 +7,6 @@ from uuid import UUID
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-from threadloom.conversation.v1.conversation_service_pb2 import RunRequest
-from threadloom.conversation.v1.run_event_pb2 import RunEvent
-from threadloom.conversation.v1.run_pb2 import RunEventBatch
 
 from kit.callers import Caller
 from kit.db import transaction
@@ -23,6 +20,9 @@ from services.conversation.runner import Runner
 from services.conversation.store import runs, starts
 from services.conversation.store.owning import ClaimedRun
 from services.conversation.store.starts import KnownKey, NewRun, RequestKey
+from threadloom.conversation.v1.conversation_service_pb2 import RunRequest
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
+from threadloom.conversation.v1.run_pb2 import RunEventBatch
 
 RUN_METHOD = "Run"
 # Each round lost to another request has left a key or a run that decides the next one.

@@ -12,8 +12,6 @@ from uuid import UUID
 import psycopg
 import psycopg_pool
 from prometheus_client import Counter
-from threadloom.conversation.v1.message_pb2 import Usage
-from threadloom.conversation.v1.run_event_pb2 import RetryTrace, RunEvent
 
 from kit.errors import ServiceError, internal, seconds
 from kit.ids import new_id
@@ -32,6 +30,8 @@ from services.conversation.settings import TurnLimits
 from services.conversation.store import log as event_log
 from services.conversation.store import owning
 from services.conversation.store.log import Statement
+from threadloom.conversation.v1.message_pb2 import Usage
+from threadloom.conversation.v1.run_event_pb2 import RetryTrace, RunEvent
 
 ENDED_RUNS = Counter("threadloom_runs_ended_total", "Runs ended here.", ["status"])
 SUPERSESSIONS = Counter("threadloom_supersessions_total", "Cut model calls made again.")
@@ -187,7 +187,8 @@ class Answer:
         """Tells of the retry, waits, records the next attempt; None when the run was stopped meanwhile."""
         run, journal = self._run, self._with.journal
         run.attempt += 1
-        retry = RetryTrace(attempt=run.attempt, reason=error.message, delay=seconds(delay))
+        consumed = call.usage if call.is_answered else None
+        retry = RetryTrace(attempt=run.attempt, reason=error.message, delay=seconds(delay), usage=consumed)
         told = events.retry_trace(run.next_trace(), max(run.step, 1), retry)
         ended = _ended(call, "failed", error)
         await journal.change_state(run.log, told, lambda _: (ended,))

@@ -9,9 +9,6 @@ import time
 from contextlib import aclosing
 from uuid import UUID
 
-from threadloom.conversation.v1.message_pb2 import Usage
-from threadloom.conversation.v1.run_event_pb2 import LlmRequestTrace, RunEvent, ThinkingTrace, TraceStarted
-
 from kit.errors import ServiceError
 from kit.telemetry import UNEXPECTED_ERRORS, log
 from services.conversation import limits
@@ -29,6 +26,8 @@ from services.conversation.providers.model import (
     Text,
     TokenUsage,
 )
+from threadloom.conversation.v1.message_pb2 import Usage
+from threadloom.conversation.v1.run_event_pb2 import LlmRequestTrace, RunEvent, ThinkingTrace, TraceStarted
 
 
 class ModelCall:

@@ -15,8 +15,6 @@ from uuid import UUID
 import psycopg
 import psycopg_pool
 from prometheus_client import Gauge
-from threadloom.conversation.v1.run_event_pb2 import RunEvent
-from threadloom.conversation.v1.run_pb2 import RunEventBatch
 
 from kit.bus import Bus, Interest
 from kit.db import translated
@@ -26,6 +24,8 @@ from services.conversation import limits
 from services.conversation.domain.events import is_terminal
 from services.conversation.journal import RunLog
 from services.conversation.store import log as event_log
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
+from threadloom.conversation.v1.run_pb2 import RunEventBatch
 
 FOLLOWERS = Gauge("threadloom_followers", "Streams that follow a run in this process.")
 
@@ -124,11 +124,14 @@ class Hub:
             is_behind = first is None
             while True:
                 if is_behind:
+                    known = after
                     async for batch in self._replay(run, after):
                         yield batch
                         after = batch.last_seq
                         if is_terminal(batch.events[-1]):
                             return
+                    if after == known:
+                        yield _batch(run, [], after)  # tells the reader at once that it is attached
                 live = await feed.next()
                 if live is None:
                     raise not_found("run")

@@ -19,8 +19,6 @@ from uuid import UUID
 import psycopg
 import psycopg_pool
 from prometheus_client import Counter, Histogram
-from threadloom.conversation.v1.run_event_pb2 import RunEvent
-from threadloom.conversation.v1.run_pb2 import RunEventBatch
 
 from kit.telemetry import UNEXPECTED_ERRORS, log
 from services.conversation import limits
@@ -29,6 +27,8 @@ from services.conversation.domain.events import KIND_NUMBERS, UnbalancedLog, kin
 from services.conversation.domain.fold import RunState
 from services.conversation.store import log as event_log
 from services.conversation.store.log import Appended, EventRow, Statement
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
+from threadloom.conversation.v1.run_pb2 import RunEventBatch
 
 COMMIT_SECONDS = Histogram("threadloom_journal_commit_seconds", "Time of one commit of the journal.", ["kind"])
 BATCH_EVENTS = Histogram("threadloom_journal_batch_events", "Events in one batch.", buckets=(1, 2, 4, 8, 16, 64, 256))

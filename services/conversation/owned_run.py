@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from uuid import UUID
 
-from threadloom.conversation.v1.run_pb2 import RunOptions
-
 from services.conversation.domain import events
 from services.conversation.journal import RunLog
+from threadloom.conversation.v1.run_pb2 import RunOptions
 
 
 class Stop(StrEnum):

@@ -4,8 +4,6 @@ import secrets
 
 from grpc import aio
 from sqlalchemy.ext.asyncio import AsyncEngine
-from threadloom.conversation.v1 import project_service_pb2 as api
-from threadloom.conversation.v1 import project_service_pb2_grpc as api_grpc
 
 from kit.callers import SYSTEM, Caller, Role, current_caller
 from kit.db import transaction
@@ -15,6 +13,8 @@ from services.conversation import limits, translate
 from services.conversation.domain.checks import check_slug
 from services.conversation.store import projects
 from services.conversation.store.projects import ProjectRow
+from threadloom.conversation.v1 import project_service_pb2 as api
+from threadloom.conversation.v1 import project_service_pb2_grpc as api_grpc
 
 Context = aio.ServicerContext[object, object]
 

@@ -11,8 +11,6 @@ from uuid import UUID
 
 import structlog
 from prometheus_client import Gauge
-from threadloom.conversation.v1.run_event_pb2 import RunEvent
-from threadloom.conversation.v1.run_pb2 import RunEventBatch, RunOptions
 
 from kit.telemetry import UNEXPECTED_ERRORS, log
 from services.conversation import limits
@@ -21,6 +19,8 @@ from services.conversation.domain.fold import RunState
 from services.conversation.journal import RunLog, RunLostError, batch_of
 from services.conversation.owned_run import OwnedRun, Stop
 from services.conversation.store.owning import ClaimedRun
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
+from threadloom.conversation.v1.run_pb2 import RunEventBatch, RunOptions
 
 ACTIVE_RUNS = Gauge("threadloom_active_runs", "Runs this process owns.")
 

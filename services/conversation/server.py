@@ -5,10 +5,6 @@ from contextlib import AsyncExitStack
 
 import psycopg_pool
 from psycopg.conninfo import make_conninfo
-from threadloom.conversation.v1.conversation_service_pb2 import DESCRIPTOR as CONVERSATION
-from threadloom.conversation.v1.conversation_service_pb2_grpc import add_ConversationServiceServicer_to_server
-from threadloom.conversation.v1.project_service_pb2 import DESCRIPTOR as PROJECTS
-from threadloom.conversation.v1.project_service_pb2_grpc import add_ProjectServiceServicer_to_server
 
 from kit.bus import Bus
 from kit.db import request_engine
@@ -26,6 +22,10 @@ from services.conversation.runner import Runner
 from services.conversation.servicer import ConversationServicer
 from services.conversation.settings import Settings
 from services.conversation.sweeper import Sweeper
+from threadloom.conversation.v1.conversation_service_pb2 import DESCRIPTOR as CONVERSATION
+from threadloom.conversation.v1.conversation_service_pb2_grpc import add_ConversationServiceServicer_to_server
+from threadloom.conversation.v1.project_service_pb2 import DESCRIPTOR as PROJECTS
+from threadloom.conversation.v1.project_service_pb2_grpc import add_ProjectServiceServicer_to_server
 
 # Durability.md 5 and 8. What is shown must be on disk; a frozen owner must not hold a lock.
 SESSION = (

@@ -9,9 +9,6 @@ from uuid import UUID
 from grpc import aio
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-from threadloom.conversation.v1 import conversation_service_pb2 as api
-from threadloom.conversation.v1 import conversation_service_pb2_grpc as api_grpc
-from threadloom.conversation.v1.message_pb2 import Message
 
 from kit.callers import Caller, Role, current_caller, is_user_id
 from kit.db import transaction
@@ -26,6 +23,9 @@ from services.conversation.runner import Runner
 from services.conversation.store import messages, runs, starts, threads
 from services.conversation.store.runs import RunRow
 from services.conversation.store.starts import RequestKey
+from threadloom.conversation.v1 import conversation_service_pb2 as api
+from threadloom.conversation.v1 import conversation_service_pb2_grpc as api_grpc
+from threadloom.conversation.v1.message_pb2 import Message
 
 Context = aio.ServicerContext[object, object]
 
@@ -61,9 +61,7 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
 
     # ------------------------------------------------------------------ threads
 
-    async def CreateThread(
-        self, request: api.CreateThreadRequest, context: Context
-    ) -> api.CreateThreadResponse:
+    async def CreateThread(self, request: api.CreateThreadRequest, context: Context) -> api.CreateThreadResponse:
         """Creates a thread."""
         who = caller()
         checks.check_word("title", request.title, limits.TITLE_CHARS)
@@ -125,9 +123,7 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
             raise thread_not_found()
         return api.GetThreadResponse(thread=translate.thread(row))
 
-    async def UpdateThread(
-        self, request: api.UpdateThreadRequest, context: Context
-    ) -> api.UpdateThreadResponse:
+    async def UpdateThread(self, request: api.UpdateThreadRequest, context: Context) -> api.UpdateThreadResponse:
         """Changes a thread."""
         checks.check_word("title", request.title, limits.TITLE_CHARS)
         checks.check_text("system_prompt", request.system_prompt, limits.TEXT_CHARS)
@@ -144,9 +140,7 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
             raise thread_not_found()
         return api.UpdateThreadResponse(thread=translate.thread(row))
 
-    async def DeleteThread(
-        self, request: api.DeleteThreadRequest, context: Context
-    ) -> api.DeleteThreadResponse:
+    async def DeleteThread(self, request: api.DeleteThreadRequest, context: Context) -> api.DeleteThreadResponse:
         """Cancels the thread's run and deletes the thread."""
         who, id = caller(), thread_id_of(request.thread_id)
         deadline = time.monotonic() + CANCEL_SECONDS
@@ -167,9 +161,7 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
 
     # ------------------------------------------------------------------ messages and traces
 
-    async def ListMessages(
-        self, request: api.ListMessagesRequest, context: Context
-    ) -> api.ListMessagesResponse:
+    async def ListMessages(self, request: api.ListMessagesRequest, context: Context) -> api.ListMessagesResponse:
         """Lists messages."""
         thread = thread_id_of(request.thread_id)
         size = checks.page_size(request.page_size, limits.MESSAGES_PAGE, limits.MESSAGES_PAGE_MAX)

@@ -1,8 +1,9 @@
 """The conversation service's settings, read once in __main__."""
 
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-from kit.settings import port, positive, setting
+from kit.settings import SettingsError, count, one_of, port, positive, setting
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,29 @@ class Settings:
     event_kept_bytes: float = setting(
         "THREADLOOM_EVENT_KEPT_BYTES", "Bytes of events of finished runs that are kept.", "10e9", positive
     )
-    pool_size: float = setting("THREADLOOM_POOL_SIZE", "Postgres connections of each role.", "10", positive)
+    pool_size: int = setting("THREADLOOM_POOL_SIZE", "Postgres connections of each role.", "10", count)
     metrics_port: int = setting("THREADLOOM_METRICS_PORT", "Port of /metrics; 0: none.", "0", port)
-    log_level: str = setting("THREADLOOM_LOG_LEVEL", "DEBUG, INFO, WARNING or ERROR.", "INFO")
+    environment: str = setting(
+        "THREADLOOM_ENVIRONMENT",
+        "`local` allows what only one machine may do: a NATS without credentials.",
+        "cluster",
+        one_of("local", "cluster"),
+    )
+    log_level: str = setting(
+        "THREADLOOM_LOG_LEVEL",
+        "How much is logged.",
+        "INFO",
+        one_of("DEBUG", "INFO", "WARNING", "ERROR"),
+    )
+
+    def check(self) -> None:
+        """Refuses combinations that are not safe outside one machine (durability.md 29)."""
+        has_credentials = bool(urlsplit(self.nats_url).username)
+        if self.environment != "local" and not has_credentials:
+            raise SettingsError(
+                "NATS_URL names no user: whoever reaches that NATS could read every conversation."
+                " Give it credentials (nats://user:password@host), or set THREADLOOM_ENVIRONMENT=local on one machine."
+            )
 
     @property
     def turn(self) -> TurnLimits:

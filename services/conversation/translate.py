@@ -3,17 +3,17 @@
 from datetime import datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
+
+from services.conversation.domain.fold import RunState
+from services.conversation.store.messages import MessageRow
+from services.conversation.store.runs import RunRow
+from services.conversation.store.threads import ThreadRow
 from threadloom.common.v1.error_pb2 import Error
 from threadloom.conversation.v1.conversation_service_pb2 import RunRequest
 from threadloom.conversation.v1.message_pb2 import Message, MessageRole, MessageStatus, Usage
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 from threadloom.conversation.v1.run_pb2 import Run, RunStatus, Trace
 from threadloom.conversation.v1.thread_pb2 import Thread
-
-from services.conversation.domain.fold import RunState
-from services.conversation.store.messages import MessageRow
-from services.conversation.store.runs import RunRow
-from services.conversation.store.threads import ThreadRow
 
 ROLES = {"user": MessageRole.MESSAGE_ROLE_USER, "assistant": MessageRole.MESSAGE_ROLE_ASSISTANT}
 MESSAGE_STATUSES = {

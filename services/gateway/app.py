@@ -71,6 +71,8 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves the operation of the request's method."""
+        if scope["path"].endswith("\n"):  # the `$` of a route's pattern also fits before a last line break
+            raise unknown_path()
         exchange_of(scope).route = self._path
         method = scope["method"]
         operation = self._methods.get(method)
@@ -111,7 +113,12 @@ async def read(context: Context, operation: Operation, scope: Scope, receive: Re
 
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
     """Any path no route has."""
-    raise ServiceError("NOT_FOUND", "This path does not exist. See /openapi.json for those that do.", {"kind": "path"})
+    raise unknown_path()
+
+
+def unknown_path() -> ServiceError:
+    """NOT_FOUND naming the kind `path`."""
+    return ServiceError("NOT_FOUND", "This path does not exist. See /openapi.json for those that do.", {"kind": "path"})
 
 
 def _with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:

@@ -10,13 +10,13 @@ from uuid import UUID
 import jwt
 from jwt.exceptions import InvalidSubjectError
 from starlette.datastructures import Headers
-from threadloom.conversation.v1.project_service_pb2 import RedeemStreamTicketRequest
 
 from kit.callers import SYSTEM, Caller, Role, is_user_id
 from kit.errors import ServiceError, unauthenticated
 from services.gateway.clients import Clients
 from services.gateway.limits import PROJECT_KEY_CHARS, TOKEN_LEEWAY_SECONDS
 from services.gateway.projects import Project, Projects
+from threadloom.conversation.v1.project_service_pb2 import RedeemStreamTicketRequest
 
 ALGORITHM = "HS256"
 

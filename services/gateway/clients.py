@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, TypeVar
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import Counter
-from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceStub
-from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceStub
 
 from kit.callers import Caller
 from kit.channels import Replica, Replicas, call_metadata, is_transport_failure, to_service_error
 from services.gateway.limits import CALL_SECONDS, READY_CALL_SECONDS
+from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceStub
+from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceStub
 
 if TYPE_CHECKING:  # these classes exist in the stubs' types only
     from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceAsyncStub
@@ -58,9 +58,11 @@ class Clients:
         request: Request,
         caller: Caller,
         request_id: str,
+        *,
         repeatable: bool = True,
+        seconds: float = CALL_SECONDS,
     ) -> Response:
-        """Makes a unary call; raises ServiceError.
+        """Makes a unary call with `seconds` for each try; raises ServiceError.
 
         A replica that cannot be reached, or says that it cannot serve now, is passed
         over for the next one, but only when the call is `repeatable`: the first try may
@@ -70,7 +72,7 @@ class Clients:
         candidates = list(self.in_order())
         for stubs in candidates if repeatable else candidates[:1]:
             try:
-                return await method(stubs)(request, timeout=CALL_SECONDS, metadata=metadata)
+                return await method(stubs)(request, timeout=seconds, metadata=metadata)
             except aio.AioRpcError as error:
                 failure = to_service_error(error)
                 if is_transport_failure(error):

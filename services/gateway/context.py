@@ -11,7 +11,7 @@ from services.gateway.auth import Auth
 from services.gateway.clients import Clients, Stubs
 from services.gateway.following import Follower, Target
 from services.gateway.incoming import Incoming
-from services.gateway.limits import READY_SECONDS, Patience
+from services.gateway.limits import CALL_SECONDS, READY_SECONDS, Patience
 from services.gateway.streaming import ActiveRunStream, EventStream, Streams
 from services.gateway.wire.conversations import ConversationsEncoder
 from services.gateway.wire.frames import Cursor
@@ -36,9 +36,10 @@ class Context:
         method: Callable[[Stubs], aio.UnaryUnaryMultiCallable[Request, Response]],
         request: Request,
         incoming: Incoming,
+        seconds: float = CALL_SECONDS,
     ) -> Response:
         """A unary call for the caller; safe to make twice. Raises ServiceError."""
-        return await self._clients.call(method, request, incoming.caller, incoming.request_id)
+        return await self._clients.call(method, request, incoming.caller, incoming.request_id, seconds=seconds)
 
     def stream(self, target: Target, cursor: Cursor | None = None, holds_head: bool = False) -> ASGIApp:
         """The response that follows a run."""

@@ -11,14 +11,6 @@ from dataclasses import dataclass
 from grpc import aio
 from grpc_status import rpc_status
 from prometheus_client import Counter
-from threadloom.conversation.v1.conversation_service_pb2 import (
-    FollowRequest,
-    FollowResponse,
-    RunRequest,
-    RunResponse,
-)
-from threadloom.conversation.v1.run_event_pb2 import RunEvent
-from threadloom.conversation.v1.run_pb2 import RunEventBatch
 
 from kit.callers import Caller
 from kit.channels import to_service_error
@@ -27,6 +19,14 @@ from kit.telemetry import log
 from services.gateway.clients import Clients, Stubs
 from services.gateway.limits import RETRY_FIRST_SECONDS, RETRY_LAST_SECONDS, Patience
 from services.gateway.wire.frames import is_terminal
+from threadloom.conversation.v1.conversation_service_pb2 import (
+    FollowRequest,
+    FollowResponse,
+    RunRequest,
+    RunResponse,
+)
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
+from threadloom.conversation.v1.run_pb2 import RunEventBatch
 
 FAILOVERS = Counter("threadloom_gateway_failovers_total", "Times a stream went on at another replica.", ["why"])
 
@@ -170,15 +170,18 @@ class Follower:
         return self._sort_out(events)
 
     def _sort_out(self, events: Sequence[RunEvent]) -> Sequence[RunEvent]:
-        """Drops what is known; before a gap it stops, and the missing part is asked for again."""
+        """Drops what is known; before a gap it stops, and the missing part is asked for again.
+
+        The terminal event is never dropped: a reader whose cursor is at or behind the end waits for it.
+        """
         fresh, expected = [], self._last_seq + 1
         for event in events:
             if event.seq > expected:
                 self._leave("gap", is_suspect=False)
                 break
-            if event.seq == expected:
+            if event.seq == expected or is_terminal(event):
                 fresh.append(event)
-                expected += 1
+                expected = event.seq + 1
         return self._take(fresh) if fresh else ()
 
     def _take(self, events: Sequence[RunEvent]) -> Sequence[RunEvent]:

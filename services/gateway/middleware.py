@@ -29,6 +29,9 @@ METHODS = frozenset(("GET", "POST", "PATCH", "DELETE", "PUT", "HEAD", "OPTIONS")
 # What the log and the metrics call a request whose client left before its status (nginx's number).
 LEFT = 499
 
+# Asked every second by machines: logged only when something is wrong, or at DEBUG.
+PROBES = frozenset(("/healthz", "/readyz", "/metrics"))
+
 EXCHANGE = "threadloom.exchange"
 
 
@@ -94,7 +97,8 @@ def _report(scope: Scope, exchange: Exchange, elapsed_seconds: float) -> None:
     REQUESTS.labels(exchange.route, method, status).inc()
     REQUEST_SECONDS.labels(exchange.route).observe(elapsed_seconds)
     run = {"run_id": exchange.run_id} if exchange.run_id else {}
-    log.info(
+    write = log.debug if exchange.route in PROBES and status < LEFT else log.info
+    write(
         "request",
         method=method,
         path=scope["path"][:LOGGED_PATH_CHARS],

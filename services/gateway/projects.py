@@ -4,12 +4,11 @@ import time
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from threadloom.conversation.v1.project_service_pb2 import KeyKind, ResolveProjectRequest, ResolveProjectResponse
-
 from kit.callers import SYSTEM
 from kit.errors import ServiceError
 from services.gateway.clients import Clients
 from services.gateway.limits import PROJECT_ENTRIES, PROJECT_KEY_CHARS, PROJECT_MISS_SECONDS, PROJECT_SECONDS
+from threadloom.conversation.v1.project_service_pb2 import KeyKind, ResolveProjectRequest, ResolveProjectResponse
 
 
 @dataclass(frozen=True)

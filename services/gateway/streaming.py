@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from prometheus_client import Gauge, Histogram
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 from kit.errors import ServiceError, from_event_error, unavailable
 from services.gateway.following import Follower, Unreachable, unreachable
@@ -15,6 +14,7 @@ from services.gateway.limits import Patience
 from services.gateway.middleware import ClientLeft, TransferBroken, exchange_of
 from services.gateway.wire import sse
 from services.gateway.wire.frames import Cursor, Encoder, unseen
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 STREAMS = Gauge("threadloom_gateway_streams", "Event streams that are open.")
 FIRST_BYTE_SECONDS = Histogram("threadloom_gateway_first_byte_seconds", "From the request to the head of its stream.")

@@ -13,9 +13,9 @@ from typing import Self
 
 import psycopg
 from psycopg import sql
-from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 from deploy.local.processes import wait_until
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 SCHEMA = "conversation"
 WAIT_SECONDS = 10.0
@@ -29,8 +29,12 @@ BEGIN
   PERFORM pg_catalog.pg_advisory_unlock_shared({key});
   RETURN NEW;
 END $$;
-CREATE TRIGGER {name} BEFORE {operation} ON {table} FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION {function}();
+CREATE {kind} {name} {moment} {operation} ON {table} {timing} FOR EACH ROW WHEN ({condition})
+EXECUTE FUNCTION {function}();
 """
+# Before the row is written, or once all is written and the COMMIT has arrived: then only the answer is missing.
+ROW = {"kind": "TRIGGER", "moment": "BEFORE", "timing": ""}
+COMMIT = {"kind": "CONSTRAINT TRIGGER", "moment": "AFTER", "timing": "DEFERRABLE INITIALLY DEFERRED"}
 
 # Who waits for our key: the two halves of a bigint key are classid and objid.
 CAUGHT = """
@@ -40,10 +44,16 @@ AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 
 
 class Hold:
-    """Holds rows of a table that meet an SQL condition over NEW. Holds from `__enter__` to `release`."""
+    """Holds rows of a table that meet an SQL condition over NEW. Holds from `__enter__` to `release`.
 
-    def __init__(self, admin_url: str, table: str, condition: str, operation: str = "INSERT") -> None:
+    With `at_commit` it holds the COMMIT of a transaction that wrote such a row.
+    """
+
+    def __init__(
+        self, admin_url: str, table: str, condition: str, operation: str = "INSERT", at_commit: bool = False
+    ) -> None:
         self._url, self._table, self._condition, self._operation = admin_url, table, condition, operation
+        self._moment = COMMIT if at_commit else ROW
         self._key = next(_keys)
         self._names = {"name": sql.Identifier(f"hold_{self._key}"), "table": sql.Identifier(SCHEMA, table)}
 
@@ -55,6 +65,7 @@ class Hold:
             key=sql.Literal(self._key),
             operation=sql.SQL(self._operation),
             condition=sql.SQL(self._condition),
+            **{part: sql.SQL(words) for part, words in self._moment.items()},
             **self._names,
         )
         self._connection.execute(statement)

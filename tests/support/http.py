@@ -66,6 +66,11 @@ class Answer:
         """The terminal frame."""
         return self.frames[-1] if self.frames and self.frames[-1].event in TERMINAL else None
 
+    @property
+    def withdrawals(self) -> int:
+        """How often text was withdrawn."""
+        return sum(frame.event == "withdraw" for frame in self.frames)
+
     def order(self) -> list[tuple[int, int]]:
         """The ids as numbers (seq, index), to be compared."""
         found = [one.rpartition(":")[2].partition(".") for one in self.ids]
@@ -154,6 +159,14 @@ class Client:
         """Posts a message and reads the answer over one connection. Raises Refused or Broken."""
         answer = Answer(connections=1)
         async with self.post(conversation, content, **options) as frames:
+            async for frame in frames:
+                answer.add(frame)
+        return answer
+
+    async def follow(self, conversation: str, answer: Answer) -> Answer:
+        """Reads the active run from its start to its end over one connection. Raises Refused or Broken."""
+        answer.connections += 1
+        async with self.resume(conversation) as frames:
             async for frame in frames:
                 answer.add(frame)
         return answer

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from google.protobuf import json_format
 from hypothesis import strategies as st
-from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 from services.gateway.wire.conversations import ConversationsEncoder
 from services.gateway.wire.frames import Frame
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 FOLDER = Path(__file__).parent
 RUN_ID = "01900000-0000-7000-8000-000000000001"

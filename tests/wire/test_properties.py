@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
-from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 from services.gateway.wire import sse
 from services.gateway.wire.frames import WHOLE_EVENT, Cursor, Frame, parse_cursor, unseen
 from tests.wire.scripts import NAMES, RUN_ID, encoder, frames_of, runs, script
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 TERMINAL = (b"done", b"error")
 

@@ -3,11 +3,10 @@
 import math
 import re
 
-from threadloom.conversation.v1.message_pb2 import ContentPart
-from threadloom.conversation.v1.run_pb2 import RunOptions
-
 from kit.errors import ServiceError, invalid
 from services.conversation import limits
+from threadloom.conversation.v1.message_pb2 import ContentPart
+from threadloom.conversation.v1.run_pb2 import RunOptions
 
 # C0 without tab, line feed and carriage return, and DEL: Postgres cannot store the first
 # of them and no message of a human needs the rest.

@@ -1,5 +1,9 @@
 """The events that end a model call or a run, in the order that keeps a log balanced. Pure."""
 
+from kit.errors import ServiceError, seconds, to_event_error
+from services.conversation.domain import events
+from services.conversation.domain.fold import RunState
+from services.conversation.limits import CHARS_PER_TOKEN
 from threadloom.conversation.v1.message_pb2 import Usage
 from threadloom.conversation.v1.run_event_pb2 import (
     ErrorTrace,
@@ -12,11 +16,6 @@ from threadloom.conversation.v1.run_event_pb2 import (
     TraceDelta,
     TraceStarted,
 )
-
-from kit.errors import ServiceError, seconds, to_event_error
-from services.conversation.domain import events
-from services.conversation.domain.fold import RunState
-from services.conversation.limits import CHARS_PER_TOKEN
 
 CANCELLED = "cancelled"
 FAILED = "error"

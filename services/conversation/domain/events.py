@@ -8,6 +8,7 @@ fold asserts them, so encoders can stay dumb.
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from services.conversation.limits import EVENT_TEXT_CHARS
 from threadloom.conversation.v1.message_pb2 import Usage
 from threadloom.conversation.v1.run_event_pb2 import (
     ReplyStarted,
@@ -21,8 +22,6 @@ from threadloom.conversation.v1.run_event_pb2 import (
     TraceEnded,
     TraceStarted,
 )
-
-from services.conversation.limits import EVENT_TEXT_CHARS
 
 KIND_NUMBERS: dict[str, int] = {field.name: field.number for field in RunEvent.DESCRIPTOR.oneofs_by_name["kind"].fields}
 TERMINAL_KINDS = ("run_finished", "run_failed")

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from services.conversation.domain.events import EventOrder, kind_of
 from threadloom.common.v1.error_pb2 import Error
 from threadloom.conversation.v1.message_pb2 import Usage
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 from threadloom.conversation.v1.run_pb2 import Trace
-
-from services.conversation.domain.events import EventOrder, kind_of
 
 
 @dataclass
@@ -106,7 +105,9 @@ class RunState:
         if payload is not None:
             getattr(trace, payload).CopyFrom(getattr(started, payload))
             getattr(trace, payload).SetInParent()
-        self.retries += payload == "retry"
+        if payload == "retry":
+            self.retries += 1
+            self.usage = add_usage(self.usage, started.retry.usage)
         self.traces[started.trace_id] = trace
 
     def _apply_trace_delta(self, event: RunEvent) -> None:

@@ -17,4 +17,4 @@ def derive_title(text: str) -> str:
         if grapheme.end() > DERIVED_TITLE_CHARS:
             break
         end = grapheme.end()
-    return flat[:end].rstrip()
+    return flat[: end or DERIVED_TITLE_CHARS].rstrip()

@@ -96,13 +96,16 @@ class OpenAIChat:
                     events = reader.read(chunk)
                     if events:
                         yield events
-                    if reader.is_done:
-                        return
-                yield reader.end()
+                    if reader.is_over:
+                        break
+                else:
+                    yield reader.end()
+                if reader.failure is not None:
+                    raise reader.failure
         except openai.APIStatusError as error:
             raise _refused(error, self._api_key) from error
         except (openai.APITimeoutError, httpx2.TimeoutException) as error:
-            raise _timed_out() from error
+            raise (_gone() if _was_dropped(error) else _timed_out()) from error
         except (openai.APIConnectionError, httpx2.TransportError, aiohttp.ClientError, OSError) as error:
             raise _broken(_connection_sentence(error)) from error
 
@@ -114,28 +117,39 @@ class _Reader:
         self._lines = DataLines()
         self._text, self._thinking = TextRepair(), TextRepair()
         self._finish = ""
-        self.is_done = False
+        self._is_done = False
+        self.failure: ProviderFailure | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is wanted from this stream."""
+        return self._is_done or self.failure is not None
 
     def read(self, chunk: bytes) -> list[ModelEvent]:
-        """The events this chunk completes; raises ProviderFailure on an error event or garbage."""
-        events: list[ModelEvent] = []
-        for payload in self._lines.feed(chunk):
-            self._payload(payload, events)
-        return events
+        """The events this chunk completes; what came before an error event or garbage is kept."""
+        return self._payloads(self._lines.feed(chunk))
 
     def end(self) -> list[ModelEvent]:
-        """The last events; raises ProviderFailure when the stream ended too early."""
+        """The last events of a stream that ended by itself; ending too early is a failure."""
+        events = self._payloads(self._lines.rest())
+        if not self.is_over:
+            if self._finish:
+                self._finish_up(events)
+            else:
+                self.failure = _broken("The model provider closed the connection in mid-answer.")
+        return events
+
+    def _payloads(self, payloads: list[bytes]) -> list[ModelEvent]:
         events: list[ModelEvent] = []
-        for payload in self._lines.rest():
-            self._payload(payload, events)
-        if not self.is_done and not self._finish:
-            raise _broken("The model provider closed the connection in mid-answer.")
-        if not self.is_done:
-            self._finish_up(events)
+        try:
+            for payload in payloads:
+                self._payload(payload, events)
+        except ProviderFailure as failure:
+            self.failure = failure
         return events
 
     def _payload(self, payload: bytes, events: list[ModelEvent]) -> None:
-        if self.is_done:
+        if self._is_done:
             return
         if payload.strip() == DONE:
             self._finish_up(events)
@@ -163,7 +177,7 @@ class _Reader:
                 events.append(Text(text))
 
     def _finish_up(self, events: list[ModelEvent]) -> None:
-        self.is_done = True
+        self._is_done = True
         for kind, rest in ((Reasoning, self._thinking.rest()), (Text, self._text.rest())):
             if rest:
                 events.append(kind(rest))
@@ -235,6 +249,19 @@ def _timed_out() -> ProviderFailure:
 
 def _broken(sentence: str) -> ProviderFailure:
     return ProviderFailure(ServiceError("AI_PROVIDER_ERROR", sentence, {"provider": PROVIDER}), is_retryable=True)
+
+
+def _gone() -> ProviderFailure:
+    return _broken("The model provider closed the connection before it answered.")
+
+
+def _was_dropped(error: BaseException | None) -> bool:
+    """Whether a reported timeout was a closed connection: the package takes the one for the other."""
+    while error is not None:
+        if isinstance(error, aiohttp.ServerDisconnectedError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _error_event(body: Any) -> ProviderFailure:

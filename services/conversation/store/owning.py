@@ -8,11 +8,11 @@ from uuid import UUID
 
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
-from threadloom.conversation.v1.message_pb2 import Usage
 
 from services.conversation.domain.fold import RunState
 from services.conversation.domain.history import PastMessage
 from services.conversation.store.log import Statement
+from threadloom.conversation.v1.message_pb2 import Usage
 
 RENEW = """
 INSERT INTO conversation.workers (id, lease_until)

@@ -5,6 +5,12 @@ from uuid import uuid4
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import ASGIApp
+
+from services.gateway.context import Context
+from services.gateway.incoming import Incoming
+from services.gateway.limits import ENDING_CALL_SECONDS
+from services.gateway.routes import render, shapes
+from services.gateway.routes.operations import CURSOR, IDEMPOTENCY_KEY, LIMIT, Answer, Operation, json_response
 from threadloom.conversation.v1.conversation_service_pb2 import (
     CreateThreadRequest,
     DeleteThreadRequest,
@@ -12,11 +18,6 @@ from threadloom.conversation.v1.conversation_service_pb2 import (
     ListThreadsRequest,
     UpdateThreadRequest,
 )
-
-from services.gateway.context import Context
-from services.gateway.incoming import Incoming
-from services.gateway.routes import render, shapes
-from services.gateway.routes.operations import CURSOR, IDEMPOTENCY_KEY, LIMIT, Answer, Operation, json_response
 
 COLLECTION = "/v1/conversations"
 ONE = "/v1/conversations/{conversation_id}"
@@ -74,7 +75,7 @@ async def delete(context: Context, incoming: Incoming) -> ASGIApp:
     """Deletes a conversation with all it holds."""
     request = DeleteThreadRequest(thread_id=incoming.conversation_id)
     # A retry after a lost answer says 404: what the caller wanted gone is gone.
-    await context.call(lambda to: to.conversations.DeleteThread, request, incoming)
+    await context.call(lambda to: to.conversations.DeleteThread, request, incoming, ENDING_CALL_SECONDS)
     return Response(status_code=204)
 
 

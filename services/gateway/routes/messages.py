@@ -3,9 +3,6 @@
 from uuid import uuid4
 
 from starlette.types import ASGIApp
-from threadloom.conversation.v1.conversation_service_pb2 import ListMessagesRequest, ListTracesRequest, RunRequest
-from threadloom.conversation.v1.message_pb2 import ContentPart
-from threadloom.conversation.v1.run_pb2 import RunOptions
 
 from services.gateway.context import Context
 from services.gateway.following import Target
@@ -21,6 +18,9 @@ from services.gateway.routes.operations import (
     Parameter,
     json_response,
 )
+from threadloom.conversation.v1.conversation_service_pb2 import ListMessagesRequest, ListTracesRequest, RunRequest
+from threadloom.conversation.v1.message_pb2 import ContentPart
+from threadloom.conversation.v1.run_pb2 import RunOptions
 
 MESSAGES = ONE + "/messages"
 TRACES = ONE + "/traces"

@@ -3,13 +3,13 @@
 from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from threadloom.conversation.v1 import message_pb2 as pb
-from threadloom.conversation.v1.run_pb2 import Run, RunStatus, Trace
-from threadloom.conversation.v1.thread_pb2 import Thread
 
 from services.gateway.routes import shapes
 from services.gateway.wire.conversations import MESSAGE_PREFIX, error_fields, llm_request_fields, retry_fields
 from services.gateway.wire.frames import WHOLE_EVENT, Cursor
+from threadloom.conversation.v1 import message_pb2 as pb
+from threadloom.conversation.v1.run_pb2 import Run, RunStatus, Trace
+from threadloom.conversation.v1.thread_pb2 import Thread
 
 ROLES = {pb.MESSAGE_ROLE_USER: "user", pb.MESSAGE_ROLE_ASSISTANT: "assistant"}
 STATUSES = {

@@ -1,19 +1,20 @@
 """A conversation's runs: resuming a stream, cancelling, and tickets for clients that cannot send headers."""
 
 from starlette.types import ASGIApp
-from threadloom.conversation.v1.conversation_service_pb2 import CancelRunRequest
-from threadloom.conversation.v1.project_service_pb2 import CreateStreamTicketRequest
 
 from kit.errors import ServiceError, invalid, not_found
 from kit.ids import parse_id
 from services.gateway.context import Context
 from services.gateway.following import Target
 from services.gateway.incoming import Incoming
+from services.gateway.limits import ENDING_CALL_SECONDS
 from services.gateway.routes import render, shapes
 from services.gateway.routes.conversations import ONE
 from services.gateway.routes.messages import STREAM
 from services.gateway.routes.operations import Answer, Operation, Parameter, json_response
 from services.gateway.wire.frames import Cursor, parse_cursor
+from threadloom.conversation.v1.conversation_service_pb2 import CancelRunRequest
+from threadloom.conversation.v1.project_service_pb2 import CreateStreamTicketRequest
 
 AFTER = Parameter("after", "A frame's id, or a message's `cursor`: the stream goes on behind it.")
 TICKET = Parameter("ticket", "Instead of the credential headers: from POST /v1/stream-tickets, works once.")
@@ -54,7 +55,7 @@ async def cancel(context: Context, incoming: Incoming) -> ASGIApp:
         raise not_found("run")
     request = CancelRunRequest(thread_id=incoming.conversation_id, run_id=run_id)
     try:
-        answer = await context.call(lambda to: to.conversations.CancelRun, request, incoming)
+        answer = await context.call(lambda to: to.conversations.CancelRun, request, incoming, ENDING_CALL_SECONDS)
     except ServiceError as error:
         if error.reason != "NOT_FOUND" or run_id:
             raise

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 from google.protobuf.duration_pb2 import Duration
-from threadloom.common.v1.error_pb2 import Error
-from threadloom.conversation.v1.message_pb2 import Usage
-from threadloom.conversation.v1.run_event_pb2 import LlmRequestTrace, RetryTrace, RunEvent, TraceStarted
 
 from kit.errors import ServiceError, to_event_error
 from services.gateway.wire.frames import Frame
+from threadloom.common.v1.error_pb2 import Error
+from threadloom.conversation.v1.message_pb2 import Usage
+from threadloom.conversation.v1.run_event_pb2 import LlmRequestTrace, RetryTrace, RunEvent, TraceStarted
 
 MESSAGE_PREFIX = "msg_"
 

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from threadloom.conversation.v1.run_event_pb2 import RunEvent
-
 from kit.errors import ServiceError
 from kit.ids import parse_id
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 # Above the frames any event gives: a cursor with this index means "all of this event was seen".
 WHOLE_EVENT = 9

@@ -6,6 +6,10 @@ from typing import Any, Self
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
+
+from kit.callers import Caller, current_caller
+from kit.errors import ServiceError, not_found, unauthenticated
+from kit.serving import Server
 from threadloom.conversation.v1 import (
     conversation_service_pb2 as pb,
 )
@@ -26,10 +30,6 @@ from threadloom.conversation.v1.project_service_pb2 import (
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 from threadloom.conversation.v1.run_pb2 import RUN_STATUS_RUNNING, Run, RunEventBatch
 from threadloom.conversation.v1.thread_pb2 import Thread
-
-from kit.callers import Caller, current_caller
-from kit.errors import ServiceError, not_found, unauthenticated
-from kit.serving import Server
 
 CREDENTIAL = "service-credential-for-tests"
 THREAD_ID = "01900000-0000-7000-8000-00000000000a"
@@ -153,7 +153,7 @@ class Replica(
         try:
             async for found in script(request):
                 yield found
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # while it waited, or while a batch was being sent
             self.cancelled.set()
             raise
 

@@ -6,8 +6,6 @@ import time
 from uuid import UUID
 
 import pytest
-from threadloom.conversation.v1.conversation_service_pb2 import RunRequest
-from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 from kit.callers import Caller, Role
 from kit.errors import ServiceError, internal, not_found, thread_not_found, unavailable
@@ -26,6 +24,8 @@ from tests.unit.gateway.replica import (
     started,
 )
 from tests.unit.gateway.running import QUICK
+from threadloom.conversation.v1.conversation_service_pb2 import RunRequest
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 ALICE = Caller(Role.USER, UUID(PROJECT_ID), "alice")
 START = Target(ALICE, "request-1", THREAD_ID, run=RunRequest(thread_id=THREAD_ID, request_id="key-1"))

@@ -56,6 +56,7 @@ async def test_a_request_id_is_kept_or_made(gateway: Gateway) -> None:
         f"{PATH}%0A",
         "/%00",
         "/%ff%fe",
+        "*",
         "/./v1/conversations",
         "/v1/conversations;a=b",
     ],
@@ -80,7 +81,9 @@ async def test_a_wrong_method_is_405_and_names_the_right_ones(gateway: Gateway) 
         reply = await gateway.ask(method, PATH)
         problem(reply, 405, "METHOD_NOT_ALLOWED")
         assert reply.headers["allow"] == "GET, POST"
-    assert (await gateway.ask("HEAD", f"{PATH}/{THREAD_ID}/stream")).status == 405
+    reader, writer = await gateway.open(request("HEAD", f"{PATH}/{THREAD_ID}/stream"))
+    assert b" 405 " in await reader.readuntil(b"\r\n\r\n")
+    writer.close()
 
 
 async def test_head_is_get_without_its_body(gateway: Gateway) -> None:
@@ -115,10 +118,10 @@ BAD_BODIES = [
     (b'{"content":null}', "content"),
     (b'{"content":5}', "content"),
     (b'{"content":{"text":"x"}}', "content"),
-    (b'{"content":["x"]}', "content[...]"),
-    (b'{"content":[{"type":"text"}]}', "content[...].text"),
-    (b'{"content":[{"type":"image","text":"x"}]}', "content[...].type"),
-    (b'{"content":[{"type":"text","text":"x","url":"y"}]}', "content[...].url"),
+    (b'{"content":["x"]}', "content[0]"),
+    (b'{"content":[{"type":"text"}]}', "content[0].text"),
+    (b'{"content":[{"type":"image","text":"x"}]}', "content[0].type"),
+    (b'{"content":[{"type":"text","text":"x","url":"y"}]}', "content[0].url"),
     (say("\\ud800"), "content"),
     (say("a\\udc00b"), "content"),
     (say("\\ud800\\ud800"), "content"),
@@ -141,7 +144,7 @@ BAD_BODIES = [
     (b'{"content":"x","' + b"y" * 10_000 + b'":5}', "y" * 80),
     (b'{"content":"x","deep":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "deep"),
     (b"[" * 1_000_000, "body"),
-    (b'{"content":' + b'[{"type":' * 100_000, "content[...].type"),
+    (b'{"content":' + b'[{"type":' * 100_000, "content[0].type"),
 ]
 
 
@@ -283,7 +286,6 @@ async def test_a_large_head_below_the_limit_is_taken(gateway: Gateway) -> None:
         b"nonsense\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
         b"GET /\xff HTTP/1.1\r\nhost: t\r\n\r\n",
-        b"GET * HTTP/1.1\r\nhost: t\r\n\r\n",
         b"GET / HTTP/1.1\r\nhost: t\r\nbad header\r\n\r\n",
         b"POST / HTTP/1.1\r\nhost: t\r\ncontent-length: x\r\n\r\n",
         b"POST / HTTP/1.1\r\nhost: t\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",

@@ -3,9 +3,9 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
-from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 from kit.errors import ServiceError, not_found, thread_not_found
 from services.gateway.wire import sse
@@ -21,6 +21,7 @@ from tests.unit.gateway.running import (
     request,
     running_gateway,
 )
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 MESSAGES = f"/v1/conversations/{THREAD_ID}/messages"
 STREAM = f"/v1/conversations/{THREAD_ID}/stream"
@@ -145,12 +146,13 @@ async def test_a_refusal_is_a_status(gateway: Gateway, replica: Replica, error: 
 
 async def test_the_death_of_a_replica_does_not_show(replica: Replica) -> None:
     replica.run = play(batch(started(1), delta(2)))
-    async with Replica(follow=play(batch(delta(3)), batch(finished(4)))) as other:
-        async with running_gateway(replica.address, other.address) as gateway:
-            # Whichever of the two is asked first: they play the same run.
-            other.run = replica.run
-            replica.follow = other.follow
-            reply = await gateway.ask("POST", MESSAGES, SAY)
+    replica.follow = play(batch(delta(3)), batch(finished(4)))
+    # Whichever of the two is asked first: they play the same run.
+    async with (
+        Replica(replica.run, replica.follow) as other,
+        running_gateway(replica.address, other.address) as gateway,
+    ):
+        reply = await gateway.ask("POST", MESSAGES, SAY)
     assert reply.is_whole
     assert reply.body == wire(delta(2), delta(3), finished(4))
 
@@ -199,6 +201,15 @@ async def test_a_client_that_leaves_before_the_head_ends_the_call(gateway: Gatew
     await asyncio.wait_for(replica.cancelled.wait(), 1)
 
 
+async def test_a_client_that_stops_reading_is_left(replica: Replica) -> None:
+    flood = [batch(delta(seq, "x" * 500_000)) for seq in range(2, 60)]
+    replica.run = play(batch(started(1)), *flood, 60.0)
+    async with running_gateway(replica.address, patience=replace(QUICK, reader_stall=0.5)) as gateway:
+        _, writer = await gateway.open(request("POST", MESSAGES, SAY))
+        await asyncio.wait_for(replica.cancelled.wait(), 5)
+        writer.close()
+
+
 async def test_a_silent_stream_gets_comments(gateway: Gateway, replica: Replica) -> None:
     beats = [step for _ in range(8) for step in (0.1, batch(last_seq=1))]
     replica.run = play(batch(started(1)), *beats, batch(finished(2)))
@@ -225,6 +236,11 @@ async def test_a_cursor_at_the_end_gets_the_end_again(gateway: Gateway, replica:
         reply = await gateway.ask("GET", f"{STREAM}?after={RUN_ID}:4.{index}")
         assert reply.body == wire(finished(4))
         assert reply.is_whole
+
+
+async def test_a_cursor_behind_the_end_gets_the_end_again(gateway: Gateway, replica: Replica) -> None:
+    replica.follow = play(batch(finished(4)))
+    assert (await gateway.ask("GET", f"{STREAM}?after={RUN_ID}:7.1")).body == wire(finished(4))
 
 
 async def test_without_a_cursor_the_active_run_is_played_from_its_start(gateway: Gateway, replica: Replica) -> None:

@@ -1,0 +1,53 @@
+"""Two stacks of real processes for all chaos tests, and a summary of what was measured."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chaos.figures import FIGURES, SEED
+from tests.chaos.stack import Stack
+from tests.fakes.provider import FakeProvider
+from tests.support import databases, servers
+from tests.support.cluster import Cluster
+from tests.support.servers import RunningPostgres
+
+# Long enough for a short answer, too short for a long one; see test_shutdowns.py.
+DRAIN_SECONDS = 2.0
+
+
+@pytest.fixture(scope="session")
+def supervised() -> Iterator[Stack]:
+    """Processes of its own for everything, started again when they end, as make run does."""
+    with (
+        FakeProvider() as provider,
+        Cluster(
+            provider_url=provider.base_url, gateways=1, private_postgres=True, private_nats=True, supervised=True
+        ) as cluster,
+    ):
+        yield Stack(cluster, provider)
+
+
+@pytest.fixture(scope="session")
+def stack(template: RunningPostgres) -> Iterator[Stack]:
+    """Two replicas of each service over a NATS of its own; what a test ends stays away until it restarts it."""
+    with (
+        FakeProvider() as provider,
+        databases.fresh_database(template.url()) as database,
+        servers.running_nats() as nats,
+        Cluster(
+            provider_url=provider.base_url,
+            database=database,
+            nats_url=nats.url,
+            gateways=2,
+            conversation_drain_seconds=DRAIN_SECONDS,
+        ) as cluster,
+    ):
+        yield Stack(cluster, provider, nats)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tells what the chaos tests measured."""
+    if FIGURES:
+        terminalreporter.section(f"chaos, seed {SEED}")
+    for name, figures in FIGURES.items():
+        terminalreporter.write_line(f"{name}: {figures.in_words()}")

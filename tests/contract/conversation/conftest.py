@@ -1,0 +1,82 @@
+"""The real service in this process: real Postgres and NATS, a fake model, three callers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from uuid import UUID
+
+import pytest
+import pytest_asyncio
+import uvloop
+
+from kit.callers import SYSTEM, Caller, Role
+from kit.ids import new_id
+from services.conversation import limits
+from tests.contract.conversation.harness import CREDENTIAL, PROVIDER_KEY, Launcher, Service, Sql, connected
+from tests.fakes.provider import FakeProvider
+from tests.support.databases import Database
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop of production."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest_asyncio.fixture
+async def sql(database: Database) -> AsyncIterator[Sql]:
+    """The database as its superuser sees it."""
+    async for found in connected(database.admin_url):
+        yield found
+
+
+@pytest_asyncio.fixture
+async def callers(sql: Sql) -> dict[str, Caller]:
+    """Alice, bob and the service role of one project; carol and the service role of another; our own services."""
+    project, other = new_id(), new_id()
+    await _insert_project(sql, project, "acme")
+    await _insert_project(sql, other, "other")
+    return {
+        "alice": Caller(Role.USER, project, "alice"),
+        "bob": Caller(Role.USER, project, "bob"),
+        "role": Caller(Role.SERVICE, project),
+        "alice elsewhere": Caller(Role.USER, other, "alice"),
+        "role elsewhere": Caller(Role.SERVICE, other),
+        "system": SYSTEM,
+    }
+
+
+@pytest_asyncio.fixture
+async def launch(
+    database: Database, nats_url: str, provider: FakeProvider, callers: dict[str, Caller]
+) -> AsyncIterator[Launcher]:
+    """Starts services; all are stopped at the end."""
+    environ = {
+        "THREADLOOM_GRPC_LISTEN": "127.0.0.1:0",
+        "CONVERSATION_DATABASE_URL": database.request_url,
+        "CONVERSATION_ENGINE_DATABASE_URL": database.engine_url,
+        "NATS_URL": nats_url,
+        "THREADLOOM_SERVICE_CREDENTIAL": CREDENTIAL,
+        "OPENAI_BASE_URL": provider.base_url,
+        "OPENAI_API_KEY": PROVIDER_KEY,
+        "THREADLOOM_MODEL": "fake-model",
+        "THREADLOOM_DRAIN_SECONDS": "0.05",
+    }
+    launcher = Launcher(environ, callers)
+    yield launcher
+    await launcher.close()
+
+
+@pytest_asyncio.fixture
+async def service(launch: Launcher) -> Service:
+    """One service with the usual settings."""
+    return await launch()
+
+
+@pytest.fixture
+def quick_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases of half a second, so that a takeover is not waited for."""
+    monkeypatch.setattr(limits, "LEASE_SECONDS", 0.5)
+    monkeypatch.setattr(limits, "RENEWAL_SECONDS", 0.05)
+
+
+async def _insert_project(sql: Sql, id: UUID, slug: str) -> None:
+    await sql.rows("INSERT INTO conversation.projects (id, slug, jwt_secret) VALUES (%s, %s, 's')", id, slug)

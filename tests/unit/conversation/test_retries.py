@@ -1,0 +1,34 @@
+"""One retry budget a turn, whatever fails (reports.md 194 to 198)."""
+
+import pytest
+
+from services.conversation.domain.retries import retry_delay
+
+
+def test_a_retryable_failure_is_tried_three_times_in_all() -> None:
+    delays = [retry_delay(attempt, True, False, None) for attempt in (1, 2, 3, 4)]
+    assert delays == [0.5, 1.0, None, None]
+
+
+def test_what_cannot_be_retried_is_not() -> None:
+    assert retry_delay(1, False, False, None) is None
+    assert retry_delay(1, False, False, 1.0) is None
+
+
+def test_nothing_is_retried_once_output_was_shown() -> None:
+    assert retry_delay(1, True, True, None) is None
+    assert retry_delay(1, True, True, 0.0) is None
+
+
+@pytest.mark.parametrize("asked", [0.0, 0.3, 10.0])
+def test_a_short_retry_after_is_kept_to_the_letter(asked: float) -> None:
+    assert retry_delay(2, True, False, asked) == asked
+
+
+@pytest.mark.parametrize("asked", [10.001, 3600.0])
+def test_a_long_retry_after_is_left_to_the_caller(asked: float) -> None:
+    assert retry_delay(1, True, False, asked) is None
+
+
+def test_the_budget_counts_also_when_the_provider_names_a_delay() -> None:
+    assert retry_delay(3, True, False, 0.1) is None
