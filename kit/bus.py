@@ -15,12 +15,15 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from prometheus_client import Counter
 
+from kit.tasks import spawn_essential
 from kit.telemetry import log
 
 DROPPED = Counter("threadloom_bus_dropped_total", "Messages not published: NATS was away or slow.")
 CONNECT_SECONDS = 2
 RECONNECT_WAIT_SECONDS = 0.2
-WAITING_MESSAGES = 10_000  # beyond it NATS is slower than we write, and followers read from Postgres
+# Beyond either NATS is slower than we write, and followers read from Postgres.
+WAITING_MESSAGES = 10_000
+WAITING_BYTES = 16 * 1024 * 1024
 
 Handler = Callable[[bytes], None]
 
@@ -42,7 +45,10 @@ class Bus:
         self._client = Client()
         self._interests: set[Interest] = set()
         self._waiting: deque[tuple[str, bytes]] = deque()
+        self._waiting_bytes = 0
+        self._attaching = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._publisher: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -53,14 +59,16 @@ class Bus:
     def start(self) -> None:
         """Begins to connect, for as long as it takes, and to publish."""
         self._spawn(self._connect())
-        self._spawn(self._publish_waiting())
+        self._publisher = spawn_essential(self._publish_waiting(), "bus")
 
     def post(self, subject: str, payload: bytes) -> None:
         """Publishes soon and in order; drops when NATS is away."""
-        if not self._client.is_connected or len(self._waiting) >= WAITING_MESSAGES:
+        is_full = len(self._waiting) >= WAITING_MESSAGES or self._waiting_bytes > WAITING_BYTES
+        if is_full or not self._client.is_connected:
             DROPPED.inc()
             return
         self._waiting.append((subject, payload))
+        self._waiting_bytes += len(payload)
         self._wake.set()
 
     def subscribe(self, subject: str, handler: Handler) -> Interest:
@@ -85,9 +93,10 @@ class Bus:
                 while self._waiting:
                     await self._client.publish(*self._waiting.popleft())
                 await self._client.flush(timeout=1)
-        for task in list(self._tasks):
+        tasks = [self._publisher, *self._tasks] if self._publisher else [*self._tasks]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if not self._client.is_closed:
             await self._client.close()
 
@@ -98,19 +107,25 @@ class Bus:
             reconnect_time_wait=RECONNECT_WAIT_SECONDS,  # type: ignore[arg-type]
             max_reconnect_attempts=-1,
             error_cb=self._on_error,
+            reconnected_cb=self._attach_all,
         )
+        await self._attach_all()
+
+    async def _attach_all(self) -> None:
+        """The client brings back what it knew; what was wanted while it was away is new to it."""
         for interest in list(self._interests):
             await self._attach(interest)
 
     async def _attach(self, interest: Interest) -> None:
-        if interest.subscription is not None or not interest.is_wanted:
-            return
+        async with self._attaching:
+            if interest.subscription is not None or not interest.is_wanted:
+                return
 
-        async def on_message(message: Msg) -> None:
-            interest.handler(message.data)
+            async def on_message(message: Msg) -> None:
+                interest.handler(message.data)
 
-        with suppress(nats.errors.Error, OSError):
-            interest.subscription = await self._client.subscribe(interest.subject, cb=on_message)
+            with suppress(nats.errors.Error, OSError):
+                interest.subscription = await self._client.subscribe(interest.subject, cb=on_message)
         await self._drop_unwanted(interest)
 
     async def _drop_unwanted(self, interest: Interest) -> None:
@@ -128,6 +143,7 @@ class Bus:
             self._wake.clear()
             while self._waiting:
                 subject, payload = self._waiting.popleft()
+                self._waiting_bytes -= len(payload)
                 try:
                     await self._client.publish(subject, payload)
                 except (nats.errors.Error, OSError):

@@ -1,7 +1,9 @@
-"""Postgres: addresses, a request's transaction, and driver errors as ServiceErrors."""
+"""Postgres: addresses, a request's transaction, one task's own connection, and driver errors as ServiceErrors."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TypeVar
 
 import psycopg
 import psycopg_pool
@@ -13,6 +15,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from kit.callers import Caller
 from kit.errors import ServiceError, unavailable
 from kit.telemetry import log
+
+Found = TypeVar("Found")
+
+# A server that only reads (a standby we were sent to during a failover), and a session it ended.
+AWAY_STATES = frozenset(("25006", "25P03"))
 
 # Transaction-local, so a pooled connection forgets its caller at COMMIT (durability.md 28).
 SET_CALLER = text(
@@ -27,7 +34,9 @@ def sqlalchemy_url(url: str) -> str:
     return f"postgresql+psycopg://{rest}"
 
 
-def request_engine(url: str, *, pool_size: int, connect_seconds: int, session_options: str) -> AsyncEngine:
+def request_engine(
+    url: str, *, pool_size: int, connect_seconds: int, connect_args: dict[str, str | int]
+) -> AsyncEngine:
     """A pool for request transactions. A connection is tried before it is used: Postgres may have restarted."""
     return create_async_engine(
         sqlalchemy_url(url),
@@ -35,7 +44,8 @@ def request_engine(url: str, *, pool_size: int, connect_seconds: int, session_op
         max_overflow=0,
         pool_timeout=connect_seconds,
         pool_pre_ping=True,
-        connect_args={"connect_timeout": connect_seconds, "options": session_options},
+        hide_parameters=True,  # an error's text goes to the log; what users wrote must not
+        connect_args={"connect_timeout": connect_seconds, **connect_args},
     )
 
 
@@ -51,6 +61,42 @@ async def transaction(engine: AsyncEngine, caller: Caller) -> AsyncIterator[Asyn
             yield tx
 
 
+def is_away(error: BaseException) -> bool:
+    """Whether Postgres restarts, is gone, fails over or is too slow: the same work may succeed later."""
+    kinds = (psycopg.OperationalError, psycopg.InterfaceError, psycopg_pool.PoolTimeout, PoolTimeout, TimeoutError)
+    return isinstance(error, kinds) or getattr(error, "sqlstate", None) in AWAY_STATES
+
+
+class OwnConnection:
+    """One connection for one task, so that it never waits behind others; made anew after it broke.
+
+    `seconds` bounds each use: a peer that vanished acknowledges nothing and closes nothing.
+    """
+
+    def __init__(self, dsn: str, seconds: float) -> None:
+        self._dsn, self._seconds = dsn, seconds
+        self._connection: psycopg.AsyncConnection | None = None
+
+    async def use(self, work: Callable[[psycopg.AsyncConnection], Awaitable[Found]]) -> Found:
+        """Does the work. What `is_away` calls away is raised after the connection was dropped."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                if self._connection is None or self._connection.closed:
+                    self._connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
+                return await work(self._connection)
+        except Exception as error:
+            if is_away(error):
+                await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Drops the connection; the next use makes another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                await connection.close()
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Turns a lost or overloaded database into UNAVAILABLE; every other error passes."""
@@ -58,10 +104,12 @@ def translated() -> Iterator[None]:
         yield
     except ServiceError:
         raise
-    except (PoolTimeout, psycopg_pool.PoolTimeout, psycopg.OperationalError) as error:
-        raise _away(error) from error
     except DBAPIError as error:
-        if error.connection_invalidated or isinstance(error.orig, psycopg.OperationalError):
+        if error.connection_invalidated or (error.orig is not None and is_away(error.orig)):
+            raise _away(error) from error
+        raise
+    except Exception as error:
+        if is_away(error):
             raise _away(error) from error
         raise
 

@@ -4,7 +4,9 @@ A log line carries the request and run ids bound in the context, never user text
 """
 
 import logging
+import re
 import sys
+from typing import Any
 
 import structlog
 from prometheus_client import Counter, Histogram, start_http_server
@@ -14,6 +16,18 @@ UNEXPECTED_ERRORS = Counter("threadloom_unexpected_errors_total", "Exceptions no
 
 log = structlog.get_logger()
 
+# What Postgres adds to an error in DETAIL and CONTEXT quotes the row: text of users, or a secret.
+ROW_VALUES = re.compile(
+    r"^(DETAIL|CONTEXT|WHERE): .*?(?=^(?:The above|During handling|Traceback|\[SQL|[\w.]+Error)|\Z)", re.M | re.S
+)
+
+
+def hide_row_values(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """A processor that takes row values out of a logged exception."""
+    if "exception" in event:
+        event["exception"] = ROW_VALUES.sub(r"\1: [hidden]\n", event["exception"])
+    return event
+
 
 def start_logging(service: str, level: str = "INFO") -> None:
     """Sends every log line, also those of libraries, to stdout as one JSON object."""
@@ -22,6 +36,7 @@ def start_logging(service: str, level: str = "INFO") -> None:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
+        hide_row_values,
     ]
     structlog.configure(
         processors=[*shared, structlog.processors.JSONRenderer()],

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -209,6 +210,7 @@ def main() -> None:
     arguments = parser.parse_args()
     web.run_app(
         create_app(),
+        print=partial(print, flush=True),  # also into a pipe: whoever started us waits for the line
         host=arguments.host,
         port=arguments.port,
         handler_cancellation=True,

@@ -10,6 +10,8 @@ from kit.settings import setting
 SERVICES = ("conversation", "gateway")
 # Beyond it a typo is likelier than a wish: each replica is a process of 100 MB.
 REPLICAS_MAX = 16
+# Two of each, so that the first thing a newcomer kills is missed by nobody.
+REPLICAS_DEFAULT = 2
 DEFAULT_DATA_DIR = ".threadloom"
 DEMO_MODEL = "threadloom-demo"
 DEFAULT_MODEL = "gpt-4o-mini"
@@ -31,7 +33,7 @@ def parse_port(raw: str) -> int:
 
 
 def parse_replicas(raw: str) -> dict[str, int]:
-    """How many processes of each service: `conversation=2,gateway=2`; one of each that is not named."""
+    """How many processes of each service, as in `conversation=3`; two of each that is not named."""
     found: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in raw.split(","))):
         name, _, count = (word.strip() for word in part.partition("="))
@@ -42,7 +44,7 @@ def parse_replicas(raw: str) -> dict[str, int]:
         if not count.isascii() or not count.isdigit() or not 1 <= int(count) <= REPLICAS_MAX:
             raise ValueError(f"{name} needs a count from 1 to {REPLICAS_MAX}, as in {name}=2")
         found[name] = int(count)
-    return {name: found.get(name, 1) for name in SERVICES}
+    return {name: found.get(name, REPLICAS_DEFAULT) for name in SERVICES}
 
 
 def check_nats_url(raw: str) -> str:
@@ -67,8 +69,8 @@ class StackSettings:
     data_dir: Path = setting("THREADLOOM_DATA_DIR", "Folder of the data.", DEFAULT_DATA_DIR, Path)
     replicas: dict[str, int] = setting(
         "THREADLOOM_REPLICAS",
-        "Processes of each service, as in conversation=2,gateway=2; one of each that is not named.",
-        "",
+        "Processes of each service, as in conversation=3; a service that is not named has two.",
+        "conversation=2,gateway=2",
         parse_replicas,
     )
     database_url: str = setting(

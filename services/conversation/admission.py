@@ -1,5 +1,6 @@
 """Starting a run: one message, one run, one effect per request (durability.md 22, 23)."""
 
+import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -16,6 +17,7 @@ from services.conversation import limits
 from services.conversation.domain import checks, events
 from services.conversation.domain.titles import derive_title
 from services.conversation.following import Followed
+from services.conversation.ownership import Ownership
 from services.conversation.runner import Runner
 from services.conversation.store import runs, starts
 from services.conversation.store.owning import ClaimedRun
@@ -56,14 +58,17 @@ def check_known(known: KnownKey, body: bytes) -> None:
 class Admission:
     """Lets runs in. `default_model` serves threads and requests that name none."""
 
-    def __init__(self, engine: AsyncEngine, runner: Runner, worker_id: UUID, default_model: str) -> None:
+    def __init__(self, engine: AsyncEngine, runner: Runner, ownership: Ownership, default_model: str) -> None:
         self._engine, self._runner = engine, runner
-        self._worker_id, self._default_model = worker_id, default_model
+        self._ownership, self._default_model = ownership, default_model
+        self._starting: set[asyncio.Task[Admitted]] = set()
 
     async def start(self, caller: Caller, thread_id: UUID, request: RunRequest) -> Admitted:
         """Saves the message and starts its run, or finds the run an equal request started before."""
         if self._runner.is_draining:
             raise unavailable("This process is shutting down. Try again.", retry_after=0.1)
+        if not self._ownership.holds_lease:
+            raise unavailable("This process has lost touch with the database. Try again.", retry_after=0.5)
         text = checks.check_parts(list(request.parts))
         checks.check_options(request.options)
         body = body_digest(request)
@@ -72,7 +77,7 @@ class Admission:
         for _ in range(ROUNDS):
             new = self._new_run(caller, thread_id, request, text, kept)
             try:
-                return await self._start(caller, new, key, body)
+                return await self._start_whole(caller, new, key, body)
             except IntegrityError as error:
                 found = await self._after_conflict(caller, thread_id, key, body, error)
             if isinstance(found, Admitted):
@@ -95,7 +100,7 @@ class Admission:
             run_id=new_id(),
             project_id=caller.project,
             thread_id=thread_id,
-            worker_id=self._worker_id,
+            worker_id=self._ownership.worker_id,
             user_message_id=user_message_id,
             reply_message_id=new_id(),
             api_call_id=new_id(),
@@ -108,6 +113,18 @@ class Admission:
             first_event=first.SerializeToString(),
             is_kept=kept is not None,
         )
+
+    async def _start_whole(self, caller: Caller, new: NewRun, key: RequestKey | None, body: bytes) -> Admitted:
+        """A caller that leaves must not stop a start half-way: committed, but begun by nobody."""
+        task = asyncio.create_task(self._start(caller, new, key, body))
+        self._starting.add(task)
+        task.add_done_callback(self._started)
+        return await asyncio.shield(task)
+
+    def _started(self, task: "asyncio.Task[Admitted]") -> None:
+        self._starting.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller got it, or has left
 
     async def _start(self, caller: Caller, new: NewRun, key: RequestKey | None, body: bytes) -> Admitted:
         async with transaction(self._engine, caller) as tx:
@@ -152,8 +169,9 @@ class Admission:
             known = await starts.find_key(tx, key) if key is not None else None
             if known is not None:
                 check_known(known, body)
-                if known.resource is None:
+                if known.resource is None and _constraint(error) != starts.ONE_ACTIVE_RUN:
                     return known.kept_message_id
+            if known is not None and known.resource is not None:
                 row = await runs.get_run(tx, known.resource)
                 if row is None:
                     raise thread_not_found()
@@ -166,7 +184,8 @@ class Admission:
                 {"run_id": str(active.id)},
             )
         if _constraint(error) in (starts.ONE_ACTIVE_RUN, starts.ONE_KEY):
-            return None  # what stood in the way ended a moment ago
+            # What stood in the way ended a moment ago.
+            return known.kept_message_id if known is not None else None
         raise error
 
 

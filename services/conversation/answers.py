@@ -5,6 +5,7 @@ Decisions are `domain`'s; what is decided is committed through the journal.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID
@@ -13,16 +14,23 @@ import psycopg
 import psycopg_pool
 from prometheus_client import Counter
 
+from kit.db import is_away
 from kit.errors import ServiceError, internal, seconds
 from kit.ids import new_id
-from kit.telemetry import log
+from kit.telemetry import UNEXPECTED_ERRORS, log
 from services.conversation import limits
 from services.conversation.calls import ModelCall
 from services.conversation.domain import endings, events
 from services.conversation.domain.fold import RunState
-from services.conversation.domain.history import PastMessage, select_recent, system_text, to_chat_messages
+from services.conversation.domain.history import (
+    PastMessage,
+    estimate_tokens,
+    select_recent,
+    system_text,
+    to_chat_messages,
+)
 from services.conversation.domain.retries import retry_delay
-from services.conversation.journal import AWAY, Journal, Publish, RunLostError
+from services.conversation.journal import Journal, Publish, RunLostError
 from services.conversation.owned_run import OwnedRun, Stop
 from services.conversation.ownership import Ownership
 from services.conversation.providers.model import ModelClient, ModelRequest, ProviderFailure
@@ -65,7 +73,11 @@ class Answer:
         `call_id` is the next attempt, already recorded.
         """
         run = self._run
-        messages = await self._assemble()
+        try:
+            messages = await self._assemble()
+        except ServiceError as error:
+            await self._commit_failed([], error, [owning.cut_calls(run.id, Usage())])
+            return
         while True:
             call = ModelCall(self._with.journal, run, call_id, self._request(call_id, messages))
             is_in_time = await self._make_call(call)
@@ -97,11 +109,13 @@ class Answer:
         run.attempt = state.retries + 1
         cut = Usage()
         if state.has_open_step:
-            read = endings.input_chars(await self._assemble())
+            read = 0
+            with suppress(ServiceError):
+                read = endings.input_chars(await self._assemble())
             cut = endings.estimated_usage(read, state.step_chars, state.thinking_chars)
         if run.stop is not None:
             await self._stop_cut(cut)
-        elif takeovers >= limits.TAKEOVERS_MAX:
+        elif state.is_broken or takeovers >= limits.TAKEOVERS_MAX:
             await self._fail_cut(cut, internal())
         elif run.seconds_left <= 0:
             await self._fail_cut(cut, self._limit_error())
@@ -112,7 +126,7 @@ class Answer:
         """A last try to give the run an end; if that fails too, another owner will."""
         run = self._run
         try:
-            run.log.pending.clear()
+            del run.log.pending[run.log.sealed :]
             run.traces = run.log.state.next_trace_number() - 1
             run.has_reply = run.log.state.has_reply
             run.has_open_step = run.log.state.has_open_step
@@ -172,14 +186,16 @@ class Answer:
             chars += sum(len(message.text) for message in page)
             if len(page) < HISTORY_PAGE or chars > limits.CONTEXT_TOKENS * limits.CHARS_PER_TOKEN:
                 break
-        budget = limits.CONTEXT_TOKENS - len(system) // limits.CHARS_PER_TOKEN
+        budget = limits.CONTEXT_TOKENS - estimate_tokens(system)
+        if newest_first and estimate_tokens(newest_first[0].text) > budget:
+            raise endings.context_too_large()
         return to_chat_messages(system, select_recent(newest_first, budget))
 
     async def _read_history(self, offset: int) -> list[PastMessage]:
-        thread, reply = self._run.log.thread_id, self._run.log.message_id
+        thread, reply, asked = self._run.log.thread_id, self._run.log.message_id, self._run.user_message_id
         return await self._insist(
             lambda connection: owning.read_history(
-                connection, thread=thread, reply=reply, limit=HISTORY_PAGE, offset=offset
+                connection, thread=thread, reply=reply, asked=asked, limit=HISTORY_PAGE, offset=offset
             )
         )
 
@@ -191,6 +207,7 @@ class Answer:
         retry = RetryTrace(attempt=run.attempt, reason=error.message, delay=seconds(delay), usage=consumed)
         told = events.retry_trace(run.next_trace(), max(run.step, 1), retry)
         ended = _ended(call, "failed", error)
+        call.is_told = True
         await journal.change_state(run.log, told, lambda _: (ended,))
         try:
             async with asyncio.timeout(delay):
@@ -214,10 +231,22 @@ class Answer:
                     connection, self._run.id, after, limits.PAGE_EVENTS
                 )
             )
-            for _, payload in rows:
-                state.apply(RunEvent.FromString(payload))
+            for seq, payload in rows:
+                self._apply_stored(state, seq, payload)
             if len(rows) < limits.PAGE_EVENTS:
                 return state
+
+    def _apply_stored(self, state: RunState, seq: int, payload: bytes) -> None:
+        try:
+            if not state.is_broken:
+                state.apply(RunEvent.FromString(payload))
+        except Exception as error:
+            # A log of another version, or a bug: it cannot be gone on with, but it can be ended.
+            UNEXPECTED_ERRORS.labels("stored log").inc()
+            log.error("stored log cannot be folded", seq=seq, exc_info=error)
+            state.is_broken = True
+        if state.is_broken:
+            state.order.give_up(seq)
 
     async def _make_again(self, cut: Usage) -> None:
         run, call_id = self._run, new_id()
@@ -226,7 +255,7 @@ class Answer:
         run.attempt += 1
         run.has_open_step = False
         SUPERSESSIONS.inc()
-        made = (owning.cut_calls(run.id, cut), owning.begin_call(run.id, call_id, run.step + 1, run.attempt))
+        made = (owning.cut_calls(run.id, cut, call_id), owning.begin_call(run.id, call_id, run.step + 1, run.attempt))
         await self._with.journal.change_state(run.log, told, lambda _: made)
         await self.make(call_id)
 
@@ -251,9 +280,11 @@ class Answer:
         pause = limits.RECONNECT_PAUSE_SECONDS
         while True:
             try:
-                async with self._with.pool.connection() as connection:
+                async with asyncio.timeout(limits.ANSWER_SECONDS), self._with.pool.connection() as connection:
                     return await work(connection)
-            except AWAY as error:
+            except Exception as error:
+                if not is_away(error):
+                    raise
                 log.warning("answer waits for the database", error=type(error).__name__)
             if self._run.stop is Stop.LOST:
                 raise RunLostError
@@ -317,7 +348,7 @@ class Answer:
 
     def _limit_error(self) -> ServiceError:
         turn = self._with.turn
-        if self._run.seconds_left > 0:
+        if self._run.seconds_left > limits.TIMER_SLACK_SECONDS:
             return ServiceError("AI_PROVIDER_TIMEOUT", f"The model call took longer than {turn.call_seconds:g} s.")
         limit = f"{turn.turn_seconds:g}"
         return ServiceError("TURN_TIMEOUT", f"The answer took longer than {limit} seconds.", {"limit_seconds": limit})

@@ -38,6 +38,7 @@ class ModelCall:
         self.call_id, self.request = call_id, request
         self.provider = ""
         self.is_answered = False
+        self.is_told = False  # what it consumed is in the log by now
         self.text_chars = 0
         self.thinking_chars = 0
         self.finish_reason = ""
@@ -55,6 +56,8 @@ class ModelCall:
     @property
     def usage(self) -> Usage:
         """What the provider reported, else an estimate; nothing for a call that was refused."""
+        if self.is_told:
+            return Usage()
         if self._reported is not None:
             told = self._reported
             return Usage(
@@ -79,9 +82,12 @@ class ModelCall:
         try:
             async with asyncio.timeout(idle_seconds) as idle, aclosing(client.stream(self.request)) as stream:
                 async for brought in stream:
+                    idle.reschedule(None)  # whoever is slow from here on is not the provider
                     for event in brought:
                         self._take(event)
                     await self._journal.make_room(self._run.log)
+                    if self._run.answer_bytes > limits.ANSWER_BYTES:
+                        raise _too_long(self.provider)
                     idle.reschedule(asyncio.get_running_loop().time() + idle_seconds)
         except ProviderFailure as failure:
             self.failure = failure
@@ -150,6 +156,7 @@ class ModelCall:
         if not self._llm_request:
             self._append(self._open_llm_request())
         self.text_chars += len(text)
+        self._run.answer_bytes += len(text.encode())
         for piece in events.pieces(text):
             self._append(events.text_delta(self._run.step, piece))
 
@@ -159,6 +166,7 @@ class ModelCall:
             started = TraceStarted(trace_id=self._thinking, step=self._run.step, thinking=ThinkingTrace())
             self._append(RunEvent(trace_started=started))
         self.thinking_chars += len(text)
+        self._run.answer_bytes += len(text.encode())
         for piece in events.pieces(text):
             self._append(events.thinking_delta(self._thinking, piece))
 
@@ -171,3 +179,9 @@ class ModelCall:
 
     def _append(self, event: RunEvent) -> None:
         self._journal.append(self._run.log, event)
+
+
+def _too_long(provider: str) -> ProviderFailure:
+    """A model that never stops, or a provider that is not one."""
+    message = f"The model's answer is longer than {limits.ANSWER_BYTES // 1024**2} MiB."
+    return ProviderFailure(ServiceError("AI_PROVIDER_ERROR", message, {"provider": provider}), is_retryable=False)

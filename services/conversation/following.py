@@ -7,7 +7,7 @@ when the run is owned here, over NATS when it is not; either may lose some.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
@@ -18,11 +18,12 @@ from prometheus_client import Gauge
 
 from kit.bus import Bus, Interest
 from kit.db import translated
-from kit.errors import not_found
-from kit.telemetry import UNEXPECTED_ERRORS, log
+from kit.errors import ServiceError, not_found
+from kit.tasks import spawn_essential
+from kit.telemetry import log
 from services.conversation import limits
 from services.conversation.domain.events import is_terminal
-from services.conversation.journal import RunLog
+from services.conversation.journal import RunLog, batch_of
 from services.conversation.store import log as event_log
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 from threadloom.conversation.v1.run_pb2 import RunEventBatch
@@ -33,6 +34,15 @@ FOLLOWERS = Gauge("threadloom_followers", "Streams that follow a run in this pro
 def thread_subject(project_id: UUID, thread_id: UUID) -> str:
     """Where a thread's events are published. UUIDs only: a slug with a dot would change the subject."""
     return f"threadloom.{project_id}.thread.{thread_id}"
+
+
+def cursor_expired(thread_id: UUID) -> ServiceError:
+    """CURSOR_EXPIRED naming where the text can still be read."""
+    return ServiceError(
+        "CURSOR_EXPIRED",
+        "The events at this cursor are no longer kept; read the messages.",
+        {"messages_url": f"/v1/conversations/{thread_id}/messages"},
+    )
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,7 @@ class Hub:
 
     def start(self) -> None:
         """Starts the follow heartbeat."""
-        self._task = asyncio.create_task(self._heartbeat())
+        self._task = spawn_essential(self._heartbeat(), "follow heartbeat")
 
     async def stop(self) -> None:
         """Stops the follow heartbeat."""
@@ -97,8 +107,12 @@ class Hub:
 
     def publish(self, run: RunLog, batch: RunEventBatch) -> None:
         """Shows what was just committed: to followers here directly, to everybody else over NATS."""
-        self.deliver(batch)
         payload = batch.SerializeToString()
+        if len(payload) > limits.PAGE_BYTES:
+            for page in _pages((event.ByteSize(), event) for event in batch.events):
+                self.deliver(batch_of(run, page))
+        else:
+            self.deliver(batch)
         if len(payload) > limits.PUBLISH_BYTES:
             batch = RunEventBatch(run_id=batch.run_id, thread_id=batch.thread_id, last_seq=batch.last_seq)
             payload = batch.SerializeToString()
@@ -152,7 +166,9 @@ class Hub:
             with translated():
                 async with self._pool.connection() as connection:
                     rows = await event_log.read_events(connection, run.run_id, after, limits.PAGE_EVENTS)
-            for page in _pages(rows):
+            if rows and rows[0][0] != after + 1:
+                raise cursor_expired(run.thread_id)  # trimmed meanwhile: only the terminal event is left
+            for page in _pages((len(payload), RunEvent.FromString(payload)) for _, payload in rows):
                 yield _batch(run, page)
                 after = page[-1].seq
             if len(rows) < limits.PAGE_EVENTS:
@@ -193,11 +209,6 @@ class Hub:
                 # No heartbeat is the message: after 6 s the gateway looks for somebody who can read.
                 log.warning("follow heartbeat misses the database", error=type(error).__name__)
                 continue
-            except Exception as error:
-                # A consumer loop: it must outlive whatever one round met.
-                UNEXPECTED_ERRORS.labels("heartbeat").inc()
-                log.error("follow heartbeat failed", exc_info=error)
-                continue
             self._beat(runs, newest)
 
     def _beat(self, runs: list[UUID], newest: dict[UUID, int]) -> None:
@@ -225,15 +236,15 @@ def _batch(run: Followed, events: list[RunEvent], last_seq: int = 0) -> RunEvent
     )
 
 
-def _pages(rows: list[tuple[int, bytes]]) -> Iterator[list[RunEvent]]:
-    """Rows as events, in pages that fit a message."""
+def _pages(sized: Iterable[tuple[int, RunEvent]]) -> Iterator[list[RunEvent]]:
+    """Events with their sizes in pages that fit a message."""
     page: list[RunEvent] = []
     size = 0
-    for _, payload in rows:
-        if page and size + len(payload) > limits.PAGE_BYTES:
+    for bytes_, event in sized:
+        if page and size + bytes_ > limits.PAGE_BYTES:
             yield page
             page, size = [], 0
-        page.append(RunEvent.FromString(payload))
-        size += len(payload)
+        page.append(event)
+        size += bytes_
     if page:
         yield page

@@ -20,10 +20,12 @@ import psycopg
 import psycopg_pool
 from prometheus_client import Counter, Histogram
 
+from kit.db import OwnConnection, is_away
+from kit.tasks import spawn_essential
 from kit.telemetry import UNEXPECTED_ERRORS, log
 from services.conversation import limits
 from services.conversation.domain import endings
-from services.conversation.domain.events import KIND_NUMBERS, UnbalancedLog, kind_of, merge_adjacent, number
+from services.conversation.domain.events import KIND_NUMBERS, kind_of, merge_adjacent, number
 from services.conversation.domain.fold import RunState
 from services.conversation.store import log as event_log
 from services.conversation.store.log import Appended, EventRow, Statement
@@ -33,9 +35,6 @@ from threadloom.conversation.v1.run_pb2 import RunEventBatch
 COMMIT_SECONDS = Histogram("threadloom_journal_commit_seconds", "Time of one commit of the journal.", ["kind"])
 BATCH_EVENTS = Histogram("threadloom_journal_batch_events", "Events in one batch.", buckets=(1, 2, 4, 8, 16, 64, 256))
 LOST_RUNS = Counter("threadloom_runs_lost_total", "Runs that turned out to have another owner.")
-
-# Postgres is restarting, gone, or slower than our patience: the same work is tried again.
-AWAY = (psycopg.OperationalError, psycopg.InterfaceError, psycopg_pool.PoolTimeout)
 
 Publish = Callable[["RunLog", RunEventBatch], None]
 # Given the state the commit leads to, the statements that go with it.
@@ -63,6 +62,8 @@ class RunLog:
     on_cancel: Callable[[], None]
     pending: list[RunEvent] = field(default_factory=list)
     pending_bytes: int = 0
+    sealed: int = 0  # so many of `pending` may be stored, their answer lost: they stay as they are cut
+    is_busy: bool = False  # its row was locked a moment ago
     is_lost: bool = False
     snapshot_seq: int = 0
     is_committing: bool = False
@@ -83,11 +84,11 @@ class Journal:
     """Commits what the runs of this process have pending. `dsn` and `pool` are of the engine role."""
 
     def __init__(self, dsn: str, pool: psycopg_pool.AsyncConnectionPool, publish: Publish) -> None:
-        self._dsn, self._pool, self._publish = dsn, pool, publish
+        self._lane_connection = OwnConnection(dsn, limits.ANSWER_SECONDS)
+        self._pool, self._publish = pool, publish
         self._runs: dict[UUID, RunLog] = {}
         self._dirty: dict[UUID, RunLog] = {}
         self._wake = asyncio.Event()
-        self._connection: psycopg.AsyncConnection | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     # ------------------------------------------------------------------ runs
@@ -101,7 +102,8 @@ class Journal:
         run.pending.clear()
         run.pending_bytes = 0
         run.drained.set()
-        self._dirty.pop(run.run_id, None)
+        if self._dirty.get(run.run_id) is run:
+            del self._dirty[run.run_id]
         if self._runs.get(run.run_id) is run:
             del self._runs[run.run_id]
 
@@ -110,9 +112,9 @@ class Journal:
         return self._runs.get(run_id)
 
     @property
-    def owned_ids(self) -> list[UUID]:
+    def owned_runs(self) -> list[RunLog]:
         """Every run this process owns."""
-        return list(self._runs)
+        return list(self._runs.values())
 
     def lose(self, run: RunLog) -> None:
         """The run is somebody else's by now: stops it here."""
@@ -163,7 +165,7 @@ class Journal:
             raise RunLostError
         run.is_committing = True
         try:
-            taken = merge_adjacent([*self._take(run), *events])
+            taken = [*self._take(run), *events]
             number(taken, run.state.last_seq + 1)
             self._fold(run, taken)
             rows, made = _rows(run, taken), list(statements(run.state))
@@ -180,36 +182,42 @@ class Journal:
         pause = limits.RECONNECT_PAUSE_SECONDS
         while True:
             try:
-                async with self._pool.connection() as connection:
+                async with asyncio.timeout(limits.ANSWER_SECONDS), self._pool.connection() as connection:
                     await work(connection)
                 return
-            except AWAY as error:
+            except Exception as error:
+                if not is_away(error):
+                    self._refused(run, error)
+                    raise RunLostError from error
                 log.warning("commit waits for the database", run_id=str(run.run_id), error=type(error).__name__)
-            except psycopg.Error as error:
-                # Not ours any more; or a row that cannot be stored, and then it is not ours to repair:
-                # whoever claims the run makes that part again, and the third one ends it.
-                if error.sqlstate != event_log.STALE_EPOCH:
-                    log.error("state change refused", run_id=str(run.run_id), exc_info=error)
-                self.lose(run)
-                raise RunLostError from error
             if run.is_lost:
                 raise RunLostError
             await asyncio.sleep(pause)
             pause = min(pause * 2, limits.RECONNECT_PAUSE_MAX_SECONDS)
 
+    def _refused(self, run: RunLog, error: Exception) -> None:
+        """The run is not ours any more; or a row cannot be stored, and then it is not ours to repair:
+
+        whoever claims the run makes that part again, and the third one ends it.
+        """
+        sqlstate = error.sqlstate if isinstance(error, psycopg.Error) else None
+        if sqlstate != event_log.STALE_EPOCH:
+            UNEXPECTED_ERRORS.labels("journal").inc()
+            log.error("commit refused", run_id=str(run.run_id), error=type(error).__name__, sqlstate=sqlstate)
+        self.lose(run)
+
     # ------------------------------------------------------------------ the lane
 
     def start(self) -> None:
         """Starts the lane and the refresher of texts at rest."""
-        self._tasks = [asyncio.create_task(self._lane()), asyncio.create_task(self._refresh())]
+        self._tasks = [spawn_essential(self._lane(), "lane"), spawn_essential(self._refresh(), "refresh")]
 
     async def stop(self) -> None:
         """Stops both. What is pending stays pending: another owner makes it again."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._connection is not None:
-            await self._connection.close()
+        await self._lane_connection.close()
 
     async def _lane(self) -> None:
         while True:
@@ -225,6 +233,8 @@ class Journal:
                 # A consumer loop: whatever went wrong, the lane must go on for the other runs.
                 UNEXPECTED_ERRORS.labels("journal").inc()
                 log.error("batch failed", exc_info=error)
+                for entry in batch:
+                    self.lose(entry.run)
             finally:
                 for entry in batch:
                     self._done(entry.run)
@@ -238,19 +248,25 @@ class Journal:
         for run in list(self._dirty.values()):
             if len(batch) >= limits.BATCH_RUNS or size >= limits.BATCH_BYTES:
                 break
-            if run.is_committing:
-                continue  # whoever commits it wakes the lane
+            if run.is_committing or run.is_busy:
+                continue  # whoever commits it, or the end of its pause, wakes the lane
             run.is_committing = True
-            size += run.pending_bytes
-            events = merge_adjacent(self._take(run))
-            batch.append(_Entry(run, events, []))
+            before = run.pending_bytes
+            batch.append(_Entry(run, self._take(run, limits.BATCH_BYTES), []))
+            size += before - run.pending_bytes
         return batch
 
-    def _take(self, run: RunLog) -> list[RunEvent]:
-        taken, run.pending, run.pending_bytes = run.pending, [], 0
+    def _take(self, run: RunLog, max_bytes: int | None = None) -> list[RunEvent]:
+        """Takes what the run has pending, or about so many bytes of it; the rest stays for the next commit."""
+        count, size = len(run.pending), run.pending_bytes
+        if max_bytes is not None and size > max_bytes:
+            count, size = _first(run.pending, max_bytes)
+        taken, run.pending = run.pending[:count], run.pending[count:]
+        run.pending_bytes -= size
+        sealed, run.sealed = taken[: run.sealed], max(0, run.sealed - count)
         self._dirty.pop(run.run_id, None)
         run.drained.set()
-        return taken
+        return [*sealed, *merge_adjacent(taken[len(sealed) :])]
 
     def _done(self, run: RunLog) -> None:
         run.is_committing = False
@@ -271,22 +287,20 @@ class Journal:
     async def _append(self, batch: list[_Entry]) -> dict[UUID, Appended]:
         pause = limits.RECONNECT_PAUSE_SECONDS
         while True:
+            rows = [row for entry in batch for row in entry.rows]
             try:
-                connection = await self._lane_connection()
-                return await event_log.append(connection, [row for entry in batch for row in entry.rows])
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                return await self._lane_connection.use(lambda connection: event_log.append(connection, rows))  # noqa: B023
+            except Exception as error:
+                if not is_away(error):
+                    return await self._append_singly(batch, error)
                 log.warning("the lane waits for the database", error=type(error).__name__)
-                await self._drop_connection()
-            except psycopg.DataError as error:
-                return await self._append_singly(batch, error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, limits.RECONNECT_PAUSE_MAX_SECONDS)
 
-    async def _append_singly(self, batch: list[_Entry], error: psycopg.Error) -> dict[UUID, Appended]:
+    async def _append_singly(self, batch: list[_Entry], error: Exception) -> dict[UUID, Appended]:
         """One bad row must not fail its neighbours: run by run, and only the guilty run is stopped."""
         if len(batch) == 1:
-            log.error("run cannot be stored", run_id=str(batch[0].run.run_id), exc_info=error)
-            self.lose(batch[0].run)
+            self._refused(batch[0].run, error)
             return {}
         answers: dict[UUID, Appended] = {}
         for entry in batch:
@@ -316,34 +330,28 @@ class Journal:
             for event in events:
                 endings.complete(run.state, event)
                 run.state.apply(event)
-        except UnbalancedLog as error:
-            # A bug of ours: this process gives the run up; its log stays as it is.
+        except Exception as error:
+            # A bug of ours: this process gives the run up, before its state and its log part.
             UNEXPECTED_ERRORS.labels("log order").inc()
-            log.error("unbalanced log", run_id=str(run.run_id), exc_info=error)
+            log.error("event cannot be folded", run_id=str(run.run_id), exc_info=error)
             self.lose(run)
             raise RunLostError from error
 
     def _put_back(self, run: RunLog, events: list[RunEvent]) -> None:
-        """The run's row was locked: the events wait for a later batch."""
+        """The run's row was locked: the events wait for a later batch, cut as they are."""
         run.pending[:0] = events
         run.pending_bytes += sum(event.ByteSize() for event in events)
-        asyncio.get_running_loop().call_later(limits.BUSY_PAUSE_SECONDS, self._mark_dirty, run)
+        run.sealed, run.is_busy = len(events), True
+        asyncio.get_running_loop().call_later(limits.BUSY_PAUSE_SECONDS, self._end_pause, run)
+
+    def _end_pause(self, run: RunLog) -> None:
+        run.is_busy = False
+        self._mark_dirty(run)
 
     def _mark_dirty(self, run: RunLog) -> None:
         if run.pending and not run.is_lost and self._runs.get(run.run_id) is run:
             self._dirty[run.run_id] = run
             self._wake.set()
-
-    async def _lane_connection(self) -> psycopg.AsyncConnection:
-        if self._connection is None or self._connection.closed:
-            self._connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
-        return self._connection
-
-    async def _drop_connection(self) -> None:
-        if self._connection is not None:
-            with suppress(psycopg.Error):
-                await self._connection.close()
-        self._connection = None
 
     # ------------------------------------------------------------------ texts at rest
 
@@ -356,16 +364,19 @@ class Journal:
                 try:
                     await self._snapshot(stale[at : at + limits.BATCH_RUNS])
                 except (psycopg.Error, psycopg_pool.PoolTimeout) as error:
+                    # The log holds it all; the next round, or the end, writes the text.
                     log.warning("texts at rest wait", error=type(error).__name__)
 
-    async def _snapshot(self, runs: list[RunLog]) -> None:
+    async def _snapshot(self, stale: list[RunLog]) -> None:
+        # A state change under way is folded before it is committed: its run waits for the next round.
+        runs = [run for run in stale if not run.is_committing]
+        if not runs:
+            return
         rows = [(run.run_id, run.epoch, run.message_id, run.state.text, run.state.last_seq) for run in runs]
         async with self._pool.connection() as connection:
             await event_log.snapshot(connection, rows)
         for run, row in zip(runs, rows, strict=True):
             run.snapshot_seq = max(run.snapshot_seq, row[4])
-
-    # ------------------------------------------------------------------ showing
 
     def _show(self, run: RunLog, events: list[RunEvent]) -> None:
         if events:
@@ -381,6 +392,16 @@ def batch_of(run: RunLog, events: Sequence[RunEvent]) -> RunEventBatch:
         events=events,
         last_seq=events[-1].seq,
     )
+
+
+def _first(events: list[RunEvent], max_bytes: int) -> tuple[int, int]:
+    """How many of the events, at least one, make up about so many bytes, and how many bytes they are."""
+    size = 0
+    for at, event in enumerate(events):
+        if size >= max_bytes:
+            return at, size
+        size += event.ByteSize()
+    return len(events), size
 
 
 def _rows(run: RunLog, events: list[RunEvent]) -> list[EventRow]:

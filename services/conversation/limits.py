@@ -11,6 +11,7 @@ EFFORT_CHARS = 32  # a word such as `medium`
 OUTPUT_TOKENS_MAX = 1_000_000  # above any model's; catches milliseconds put in the wrong field
 
 # --- pages
+LIST_BYTES = 8 * 1024 * 1024  # a page ends here, whatever its size in entries: half of what a gRPC message takes
 THREADS_PAGE, THREADS_PAGE_MAX = 20, 100
 MESSAGES_PAGE, MESSAGES_PAGE_MAX = 50, 200
 TRACES_PAGE, TRACES_PAGE_MAX = 100, 500
@@ -35,8 +36,8 @@ SNAPSHOT_SECONDS = 1.0  # a message's text at rest is at most this old (R108)
 
 # --- following (durability.md 16)
 HEARTBEAT_SECONDS = 2.0
-FEED_BATCHES = 256  # a follower further behind reads from Postgres instead
-PAGE_EVENTS = 1_000  # events read at once on replay
+FEED_BATCHES = 64  # a follower further behind reads from Postgres instead
+PAGE_EVENTS = 250  # events read at once on replay; 32 MiB in the worst case
 PAGE_BYTES = 1024 * 1024  # an event batch on the wire (durability.md 31)
 PUBLISH_BYTES = 256 * 1024  # above it only the seq is published: NATS takes 1 MiB (durability.md 29)
 
@@ -45,6 +46,10 @@ ATTEMPTS_PER_TURN = 3  # one retry budget a turn, whatever fails
 RETRY_DELAY_SECONDS = 0.5  # doubled each time, unless the provider says how long
 RETRY_DELAY_MAX_SECONDS = 10.0  # a provider that asks for more is not waited for
 ERROR_CHARS = 500  # of a provider's own words
+ANSWER_BYTES = 8 * 1024 * 1024  # reply and thinking of a run (durability.md 31); a model that passes it is stuck
+LINE_BYTES = 8 * 1024 * 1024  # of a provider's stream; chunks are a few hundred bytes
+
+TIMER_SLACK_SECONDS = 0.01  # an event loop's timer may fire a moment early
 
 # --- context (R92; the window of a model nobody described)
 CONTEXT_TOKENS = 100_000
@@ -60,6 +65,11 @@ DEAD_WORKERS_KEPT_SECONDS = 24 * 3600
 # --- Postgres sessions of an owner (durability.md 8)
 IDLE_IN_TRANSACTION_MS = 3_000
 STATEMENT_MS = 5_000
+# The idle timeout does not see a process frozen in mid-pipeline; this one bounds what it locks (PostgreSQL 17).
+TRANSACTION_MS = 6_000
 TCP_USER_TIMEOUT_MS = 5_000
 CONNECT_SECONDS = 3
 POOL_TIMEOUT_SECONDS = 3.0
+ANSWER_SECONDS = 7.0  # a statement or transaction that answers later will never: Postgres ends both before
+# A peer that vanished with nothing in flight is noticed after idle + count * interval seconds.
+KEEPALIVES_IDLE_SECONDS, KEEPALIVES_INTERVAL_SECONDS, KEEPALIVES_COUNT = 5, 2, 2

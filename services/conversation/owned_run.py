@@ -37,6 +37,7 @@ class OwnedRun:
     step: int = 0  # of the newest call that answered
     has_open_step: bool = False
     has_reply: bool = False
+    answer_bytes: int = 0  # of text and thinking this process has read
 
     @property
     def id(self) -> UUID:

@@ -14,9 +14,10 @@ import psycopg_pool
 from prometheus_client import Counter
 
 from kit.bus import Bus
-from kit.db import translated
+from kit.db import OwnConnection, translated
 from kit.ids import new_id
-from kit.telemetry import UNEXPECTED_ERRORS, log
+from kit.tasks import spawn_essential
+from kit.telemetry import log
 from services.conversation import limits
 from services.conversation.journal import Journal
 from services.conversation.store import owning
@@ -34,7 +35,9 @@ def worker_subject(worker: UUID) -> str:
 class Ownership:
     """This process as an owner. `on_claimed` gets every run taken over."""
 
-    def __init__(self, pool: psycopg_pool.AsyncConnectionPool, journal: Journal, bus: Bus) -> None:
+    def __init__(self, dsn: str, pool: psycopg_pool.AsyncConnectionPool, journal: Journal, bus: Bus) -> None:
+        # The lease must never wait behind the work it protects.
+        self._connection = OwnConnection(dsn, limits.LEASE_SECONDS / 2)
         self.worker_id = new_id()
         self.on_claimed: Callable[[ClaimedRun], None] = lambda _: None
         self._pool, self._journal, self._bus = pool, journal, bus
@@ -60,7 +63,7 @@ class Ownership:
         with translated():
             await self._renew()
         self._bus.subscribe(worker_subject(self.worker_id), self._cancel_asked)
-        self._task = asyncio.create_task(self._keep())
+        self._task = spawn_essential(self._keep(), "lease")
 
     def stop_claiming(self) -> None:
         """Claims nothing any more: the process is leaving."""
@@ -72,10 +75,10 @@ class Ownership:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         try:
-            async with self._pool.connection() as connection:
-                await owning.release_worker(connection, self.worker_id)
-        except (psycopg.Error, psycopg_pool.PoolTimeout) as error:
+            await self._connection.use(lambda connection: owning.release_worker(connection, self.worker_id))
+        except (psycopg.Error, TimeoutError) as error:
             log.warning("lease left to run out", error=type(error).__name__)
+        await self._connection.close()
 
     async def seize(self, run: UUID, *, only_unowned: bool) -> ClaimedRun | None:
         """Takes one active run: any, or only one without a living owner."""
@@ -95,21 +98,18 @@ class Ownership:
                 await self._check_owned()
                 if self._may_claim and self._is_steady():
                     await self._claim()
-            except (psycopg.Error, psycopg_pool.PoolTimeout) as error:
+            except (psycopg.Error, TimeoutError) as error:
                 self._steady_since = None
                 log.warning("lease not renewed", error=type(error).__name__)
-            except Exception as error:
-                # A consumer loop: without it this process would silently lose every run.
-                UNEXPECTED_ERRORS.labels("ownership").inc()
-                log.error("lease keeping failed", exc_info=error)
             await asyncio.sleep(max(0.05, started + limits.RENEWAL_SECONDS - time.monotonic()))
 
     async def _renew(self) -> None:
         asked = time.monotonic()
         if self._held_until and asked > self._held_until:
             self._steady_since = None  # frozen or cut off for longer than a lease
-        async with self._pool.connection() as connection:
-            await owning.renew_lease(connection, self.worker_id, limits.LEASE_SECONDS)
+        await self._connection.use(
+            lambda connection: owning.renew_lease(connection, self.worker_id, limits.LEASE_SECONDS)
+        )
         self._held_until = asked + limits.LEASE_SECONDS - limits.RENEWAL_SECONDS
         self._steady_since = self._steady_since or asked
         self._renewed.set()
@@ -120,30 +120,30 @@ class Ownership:
 
     async def _check_owned(self) -> None:
         """Finds out what became of our runs elsewhere: taken over, deleted, or asked to cancel."""
-        runs = self._journal.owned_ids
+        runs = self._journal.owned_runs
         if not runs:
             return
-        async with self._pool.connection() as connection:
-            found = await owning.owned_runs(connection, runs)
-        for id in runs:
-            run = self._journal.owned(id)
-            if run is None or run.is_committing:
+        ids = [run.run_id for run in runs]
+        found = await self._connection.use(lambda connection: owning.owned_runs(connection, ids))
+        for run in runs:
+            if self._journal.owned(run.run_id) is not run or run.is_committing:
                 continue  # it ended meanwhile, or its own commit will tell
-            epoch, is_cancelled = found.get(id, (0, False))
+            epoch, is_cancelled = found.get(run.run_id, (0, False))
             if epoch != run.epoch:
                 self._journal.lose(run)
             elif is_cancelled:
                 run.on_cancel()
 
     async def _claim(self) -> None:
-        async with self._pool.connection() as connection:
-            claimed = await owning.claim_free(
+        claimed = await self._connection.use(
+            lambda connection: owning.claim_free(
                 connection,
                 worker=self.worker_id,
-                known=self._journal.owned_ids,
+                known=[run.run_id for run in self._journal.owned_runs],
                 adopt_seconds=limits.ADOPT_AFTER_SECONDS,
                 limit=CLAIMED_AT_ONCE,
             )
+        )
         for run in claimed:
             TAKEOVERS.inc()
             log.warning("run claimed", run_id=str(run.id), epoch=run.epoch, takeovers=run.takeovers)

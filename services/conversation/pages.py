@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -50,6 +51,16 @@ def decode_time(token: str) -> tuple[datetime, UUID] | None:
 def decode_numbers(token: str, count: int) -> list[int]:
     """Numbers of a place; zeros for the first page."""
     return [number(part) for part in decode(token, count)] if token else [0] * count
+
+
+def fitting(sizes: Sequence[int], most: int, max_bytes: int) -> int:
+    """How many of these entries make a page: at most `most`, about `max_bytes`, and at least one."""
+    total = 0
+    for count, size in enumerate(sizes[:most]):
+        total += size
+        if count and total > max_bytes:
+            return count
+    return min(len(sizes), most)
 
 
 def number(text: str) -> int:

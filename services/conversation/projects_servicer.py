@@ -10,7 +10,7 @@ from kit.db import transaction
 from kit.errors import ServiceError, invalid, not_found, unauthenticated
 from kit.ids import new_id, parse_id
 from services.conversation import limits, translate
-from services.conversation.domain.checks import check_slug
+from services.conversation.domain.checks import SLUG, check_slug
 from services.conversation.store import projects
 from services.conversation.store.projects import ProjectRow
 from threadloom.conversation.v1 import project_service_pb2 as api
@@ -56,7 +56,7 @@ class ProjectServicer(api_grpc.ProjectServiceServicer):
                 case "key":
                     return await projects.project_by_key(tx, request.key)
                 case "slug":
-                    return await projects.project_by_slug(tx, request.slug.replace("\x00", ""))
+                    return await projects.project_by_slug(tx, request.slug) if SLUG.fullmatch(request.slug) else None
                 case "id":
                     id = parse_id(request.id)
                     return await projects.project_by_id(tx, id) if id is not None else None

@@ -159,6 +159,7 @@ class Run(Base):
 
     __tablename__ = "ai_runs"
     __table_args__ = (
+        Index(None, "thread_id"),
         # One active run a thread (durability.md 22).
         Index("ai_runs_one_active", "thread_id", unique=True, postgresql_where=sql("status = 'running'")),
         Index("ai_runs_owned", "worker_id", postgresql_where=sql("status = 'running'")),

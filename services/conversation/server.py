@@ -30,8 +30,14 @@ from threadloom.conversation.v1.project_service_pb2_grpc import add_ProjectServi
 # Durability.md 5 and 8. What is shown must be on disk; a frozen owner must not hold a lock.
 SESSION = (
     f"-c idle_in_transaction_session_timeout={limits.IDLE_IN_TRANSACTION_MS}"
-    f" -c statement_timeout={limits.STATEMENT_MS} -c synchronous_commit=on -c timezone=UTC"
+    f" -c statement_timeout={limits.STATEMENT_MS} -c transaction_timeout={limits.TRANSACTION_MS}"
+    " -c synchronous_commit=on -c timezone=UTC"
 )
+KEEPALIVES = {
+    "keepalives_idle": limits.KEEPALIVES_IDLE_SECONDS,
+    "keepalives_interval": limits.KEEPALIVES_INTERVAL_SECONDS,
+    "keepalives_count": limits.KEEPALIVES_COUNT,
+}
 # Streams that are still attached when everything is drained are moved by the gateway.
 STREAM_GRACE_SECONDS = 0.5
 
@@ -44,6 +50,7 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
             options=SESSION,
             tcp_user_timeout=limits.TCP_USER_TIMEOUT_MS,
             connect_timeout=limits.CONNECT_SECONDS,
+            **KEEPALIVES,
         )
         pool = psycopg_pool.AsyncConnectionPool(
             dsn,
@@ -61,7 +68,7 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
             settings.database_url,
             pool_size=int(settings.pool_size),
             connect_seconds=limits.CONNECT_SECONDS,
-            session_options=SESSION,
+            connect_args={"options": SESSION, "tcp_user_timeout": limits.TCP_USER_TIMEOUT_MS, **KEEPALIVES},
         )
         stack.push_async_callback(engine.dispose)
         bus = Bus(settings.nats_url)
@@ -74,7 +81,7 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         journal = Journal(dsn, pool, hub.publish)
         journal.start()
         stack.push_async_callback(journal.stop)
-        ownership = Ownership(pool, journal, bus)
+        ownership = Ownership(dsn, pool, journal, bus)
         client = None
         if settings.openai_api_key != "-":
             client = OpenAIChat(settings.openai_base_url, settings.openai_api_key, settings.call_seconds)
@@ -87,7 +94,7 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         sweeper.start()
         stack.push_async_callback(sweeper.stop)
 
-        admission = Admission(engine, runner, ownership.worker_id, settings.model)
+        admission = Admission(engine, runner, ownership, settings.model)
         names = [*CONVERSATION.services_by_name.values(), *PROJECTS.services_by_name.values()]
         server = Server(settings.credential, [service.full_name for service in names])
         conversation = ConversationServicer(engine, admission, hub, runner, ownership)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
 from uuid import UUID
 
@@ -17,7 +17,7 @@ from kit.ids import new_id, parse_id
 from services.conversation import limits, pages, translate
 from services.conversation.admission import Admission, check_known
 from services.conversation.domain import checks
-from services.conversation.following import Followed, Hub
+from services.conversation.following import Followed, Hub, cursor_expired
 from services.conversation.ownership import Ownership
 from services.conversation.runner import Runner
 from services.conversation.store import messages, runs, starts, threads
@@ -26,6 +26,8 @@ from services.conversation.store.starts import RequestKey
 from threadloom.conversation.v1 import conversation_service_pb2 as api
 from threadloom.conversation.v1 import conversation_service_pb2_grpc as api_grpc
 from threadloom.conversation.v1.message_pb2 import Message
+from threadloom.conversation.v1.run_pb2 import Trace
+from threadloom.conversation.v1.thread_pb2 import Thread
 
 Context = aio.ServicerContext[object, object]
 
@@ -111,9 +113,11 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
         before = pages.decode_time(request.page_token)
         async with transaction(self._engine, caller()) as tx:
             rows = await threads.list_threads(tx, before=before, limit=size + 1)
-        shown = rows[:size]
-        token = pages.encode_time(shown[-1].updated_at, shown[-1].id) if len(rows) > size else ""
-        return api.ListThreadsResponse(threads=map(translate.thread, shown), next_page_token=token)
+        found = [translate.thread(row) for row in rows]
+        count = _page(found, size)
+        last = rows[count - 1] if len(rows) > count else None
+        token = pages.encode_time(last.updated_at, last.id) if last is not None else ""
+        return api.ListThreadsResponse(threads=found[:count], next_page_token=token)
 
     async def GetThread(self, request: api.GetThreadRequest, context: Context) -> api.GetThreadResponse:
         """Reads a thread."""
@@ -169,9 +173,10 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
         async with transaction(self._engine, caller()) as tx:
             await _require_thread(tx, thread)
             rows = await messages.list_messages(tx, thread=thread, after=after, limit=size + 1)
-            shown = [await _shown(tx, row) for row in rows[:size]]
-        token = pages.encode(rows[size - 1].position) if len(rows) > size else ""
-        found = [message for message in shown if message is not None]
+            shown = [await _shown(tx, row) for row in rows]
+        count = _page(shown, size)
+        token = pages.encode(rows[count - 1].position) if len(rows) > count else ""
+        found = [message for message in shown[:count] if message is not None]
         return api.ListMessagesResponse(messages=found, next_page_token=token)
 
     async def ListTraces(self, request: api.ListTracesRequest, context: Context) -> api.ListTracesResponse:
@@ -197,8 +202,10 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
                 live = translate.live_traces(log, str(active[0]), str(active[1]))
                 places = ((trace, active[2], at) for at, trace in enumerate(live, 1))
                 found += [place for place in places if place[1:] > (position, ordinal)]
-        token = pages.encode(*found[size - 1][1:]) if len(found) > size else ""
-        return api.ListTracesResponse(traces=[trace for trace, *_ in found[:size]], next_page_token=token)
+        traces = [trace for trace, *_ in found]
+        count = _page(traces, size)
+        token = pages.encode(*found[count - 1][1:]) if len(found) > count else ""
+        return api.ListTracesResponse(traces=traces[:count], next_page_token=token)
 
     # ------------------------------------------------------------------ runs
 
@@ -268,6 +275,11 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
         return row
 
 
+def _page(entries: Sequence[Thread | Message | Trace | None], most: int) -> int:
+    """How many of the entries go out together."""
+    return pages.fitting([entry.ByteSize() if entry is not None else 0 for entry in entries], most, limits.LIST_BYTES)
+
+
 async def _require_thread(tx: AsyncConnection, id: UUID) -> None:
     if await threads.get_thread(tx, id) is None:
         raise thread_not_found()
@@ -313,8 +325,5 @@ def _checked_after(row: RunRow, after: int) -> int:
         return after
     after = min(after, row.last_seq - 1)
     if row.log_trimmed and after < row.last_seq - 1:
-        url = f"/v1/conversations/{row.thread_id}/messages"
-        raise ServiceError(
-            "CURSOR_EXPIRED", "The events at this cursor are no longer kept; read the messages.", {"messages_url": url}
-        )
+        raise cursor_expired(row.thread_id)
     return after

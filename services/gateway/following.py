@@ -67,7 +67,7 @@ class Follower:
         self._clients, self._target, self._patience = clients, target, patience
         self._last_seq = target.after_seq
         self._promised_seq = 0  # what the previous heartbeat said is committed
-        self._heard = False
+        self.has_answered = False  # whether a replica has told anything yet
         self._refusals = 0
         self._attempts = 0  # since the last progress
         self._stubs: Stubs | None = None
@@ -158,7 +158,7 @@ class Follower:
         self._timer = self._loop.call_at(since + silence, self._watch)
 
     def _accept(self, batch: RunEventBatch) -> Sequence[RunEvent]:
-        self._heard = True
+        self.has_answered = True
         if not self.message_id:  # a heartbeat may leave it out
             self.run_id, self.message_id = batch.run_id, batch.message_id
         events = batch.events
@@ -213,7 +213,7 @@ class Follower:
             raise refusal
         self._refusals += 1
         # Before anything was heard every replica is asked once; a reader in mid-stream has more patience.
-        if not self._heard and (self._refusals >= len(self._clients) or refusal.reason == "INTERNAL"):
+        if not self.has_answered and (self._refusals >= len(self._clients) or refusal.reason == "INTERNAL"):
             raise refusal
         return self._leave("refused", is_suspect=False)
 

@@ -79,8 +79,7 @@ class EventStream:
         self._has_started = False
         self._is_ending = False
         self._held: list[bytes] = []
-        self._release: asyncio.TimerHandle | None = None
-        self._releasing: asyncio.Task[None] | None = None
+        self._held_since: float | None = None  # when the run was known; the head waits only so long
         self._task: asyncio.Task[object] | None = None
         self._why: type[Exception] | None = None  # why the task was cancelled by us
 
@@ -100,10 +99,6 @@ class EventStream:
             self._streams.discard(self)
             self._follower.close()
             watcher.cancel()
-            if self._release is not None:
-                self._release.cancel()
-            if self._releasing is not None:
-                self._releasing.cancel()
 
     def give_up(self) -> None:
         """Breaks the transfer: the process is about to end."""
@@ -164,25 +159,21 @@ class EventStream:
     def _may_start(self, events: Sequence[RunEvent]) -> bool:
         """Whether the head can go out. Raises the failure that came before the reply."""
         if not self._holds_head:
-            return bool(self._follower.run_id)
+            return self._follower.has_answered
         for event in events:
             kind = event.WhichOneof("kind")
             if kind == "run_failed" and event.run_failed.before_reply:
                 raise from_event_error(event.run_failed.error)
             if kind in ANSWERS:
                 return True
-        if self._release is None and self._follower.run_id:
-            # The run exists: from now on the head waits only so long.
-            self._release = self._loop.call_later(self._patience.hold, self._release_head)
-        return False
-
-    def _release_head(self) -> None:
-        self._releasing = asyncio.create_task(self._start())
+        if self._held_since is None and self._follower.run_id:
+            self._held_since = self._loop.time()
+        # Looked at with every heartbeat, so the last one in time must let it go.
+        longest = self._patience.hold - self._patience.heartbeat
+        return self._held_since is not None and self._loop.time() - self._held_since > longest
 
     async def _start(self) -> None:
-        """Sends the head, and what was held. At most once."""
-        if self._has_started:
-            return
+        """Sends the head, and what was held."""
         self._has_started = True
         exchange_of(self._scope).run_id = self._follower.run_id
         FIRST_BYTE_SECONDS.observe(self._loop.time() - self._begun_at)

@@ -1,6 +1,7 @@
 """What Postgres holds, read as its superuser, and what must be true of it after any failure."""
 
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any, LiteralString
 from uuid import UUID
@@ -15,6 +16,7 @@ from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 # Leases are renewed all the time; everything else may only change when something happens.
 RESTLESS = ("workers",)
+CUT = frozenset(("cut",))
 
 Rows = list[tuple[Any, ...]]
 
@@ -80,14 +82,14 @@ class Record:
         )
         assert gaps == []
 
-    def check_ledger(self, calls: list[Call]) -> int:
-        """The provider's list of calls is ours; returns how many of ours it never saw, all of them cut."""
+    def check_ledger(self, calls: list[Call], unseen_statuses: Set[str] = CUT) -> int:
+        """The provider's list of calls is ours; returns how many of ours it never saw: cut before the request."""
         seen = [call.client_request_id or "" for call in calls]
         assert len(set(seen)) == len(seen), "a call was made twice"
         recorded = self.calls()
         assert set(seen) <= set(recorded), "a call that is not recorded"
         unseen = {id: status for id, status in recorded.items() if id not in set(seen)}
-        assert set(unseen.values()) <= {"cut"}, unseen
+        assert set(unseen.values()) <= unseen_statuses, unseen
         return len(unseen)
 
     def check_shown(self, run: UUID, answer: Answer) -> None:

@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 REPLICAS = (1, 2)
 POLL_SECONDS = 0.02
+PROCESSES = [(service, number) for service in ("conversation", "gateway") for number in REPLICAS]
 
 
 @dataclass
@@ -40,6 +41,15 @@ class Stack:
         """A client of some gateways (by number), or of all."""
         addresses = [self.cluster.http[number - 1] for number in gateways] or self.cluster.http
         return Client(addresses, self.cluster.headers(user))
+
+    async def whole(self) -> None:
+        """Waits until all is there and ready, after whatever a test before did and left."""
+        for service, index in PROCESSES:
+            if self.cluster.has_ended(service, index):
+                self.cluster.restart(service, index)
+            else:
+                self.cluster.resume(service, index)
+        await self.cluster.ready()
 
     async def run_of(self, conversation: str) -> RunFacts:
         """The conversation's run, as soon as it is recorded."""

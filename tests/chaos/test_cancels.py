@@ -48,6 +48,7 @@ WAYS = (
 @pytest.mark.parametrize("rounds", [1, pytest.param(LONG_ROUNDS, marks=[pytest.mark.long, pytest.mark.timeout(300)])])
 async def test_a_cancel_closes_the_provider_and_keeps_the_text(stack: Stack, way: Way, rounds: int) -> None:
     assert stack.nats is not None
+    await stack.whole()
     if not way.has_nats:
         stack.nats.kill()
     try:

@@ -22,6 +22,7 @@ EVENT_BYTES = 200
 @pytest.mark.parametrize("pace", ["", "delay=1"], ids=["without pause", "a token a millisecond"])
 @pytest.mark.parametrize("resumes", [30, pytest.param(200, marks=pytest.mark.long)])
 async def test_readers_that_resume_at_random_points_get_the_exact_text(stack: Stack, resumes: int, pace: str) -> None:
+    await stack.whole()
     async with stack.client() as client:
         conversation = await client.create_conversation()
         answers = [Answer() for _ in range(READERS)]

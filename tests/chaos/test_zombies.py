@@ -1,8 +1,9 @@
-"""An owner frozen beyond its lease: somebody else finishes its runs, and when it wakes up it writes and asks nothing."""
+"""An owner frozen beyond its lease: others finish its runs, and when it wakes up it writes and asks nothing."""
 
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 import pytest
@@ -56,7 +57,8 @@ class Frozen:
     conversation: str
     answer: Answer = field(default_factory=Answer)
     place: Place | None = None
-    reading: asyncio.Task[Answer] = field(init=False)
+    reading: asyncio.Task[None] = field(init=False)
+    ended: float = 0.0
 
     @property
     def gate(self) -> str:
@@ -79,7 +81,7 @@ async def test_an_owner_that_wakes_up_after_its_lease_writes_and_asks_nothing(st
 
 async def freeze_and_wake(stack: Stack) -> None:
     cluster = stack.cluster
-    await cluster.ready()
+    await stack.whole()
     async with stack.client() as client, direct(stack, FROZEN) as replica, contextlib.AsyncExitStack() as opened:
         # All triggers first: making one waits for the transactions that others hold.
         runs = [await prepare(stack, client, replica, freeze, opened) for freeze in FREEZES]
@@ -105,11 +107,16 @@ async def prepare(
     also = f"NEW.thread_id = '{run.conversation}'" if freeze.holds_calls else ""
     if not freeze.holds_calls:
         also = f"NEW.run_id = '{await replica.start(run.conversation, run.script)}'"
-        run.reading = asyncio.create_task(client.follow(run.conversation, run.answer))
+        run.reading = asyncio.create_task(timed(run, client.follow(run.conversation, run.answer)))
         await stack.provider.until(lambda calls: any(call.held == run.gate for call in calls))
     if freeze.point is not None:
         run.place = await opened.enter_async_context(placed(stack, freeze.point, also))
     return run
+
+
+async def timed(run: Frozen, reading: Awaitable[Answer]) -> None:
+    await reading
+    run.ended = time.monotonic()
 
 
 async def bring_to_its_point(stack: Stack, client: Client, replica: Direct, run: Frozen) -> None:
@@ -117,10 +124,12 @@ async def bring_to_its_point(stack: Stack, client: Client, replica: Direct, run:
         await until(lambda: run.answer.text)
         return
     if run.freeze.point is START:
-        run.reading = asyncio.create_task(client.read_to_end(run.conversation, run.script, answer=run.answer))
+        run.reading = asyncio.create_task(
+            timed(run, client.read_to_end(run.conversation, run.script, answer=run.answer))
+        )
     elif run.freeze.holds_calls:
         await replica.start(run.conversation, run.script)
-        run.reading = asyncio.create_task(client.follow(run.conversation, run.answer))
+        run.reading = asyncio.create_task(timed(run, client.follow(run.conversation, run.answer)))
     else:
         stack.provider.open_gate(run.gate)
     while await run.place.reached(run.conversation) != FROZEN:
@@ -140,12 +149,11 @@ async def finish_elsewhere(stack: Stack, client: Client, runs: list[Frozen], fro
     await asyncio.wait([run.reading for run in runs], timeout=frozen + END_SECONDS - time.monotonic())
     open_still = {run.freeze.name: stack.record.run(run.conversation) for run in runs if not run.reading.done()}
     assert open_still == {}
-    seconds = time.monotonic() - frozen
     for run in runs:
         facts = await check_answer(stack.record, client, run.conversation, run.answer)
         assert run.answer.connections == 1, "the client noticed"
-        FIGURES[f"frozen {run.freeze.name}, all ended"].add(
-            seconds, takeovers=facts.takeovers, superseded=run.answer.withdrawals
+        FIGURES[f"frozen {run.freeze.name}"].add(
+            run.ended - frozen, takeovers=facts.takeovers, superseded=run.answer.withdrawals
         )
     stack.record.check_at_rest()
     stack.record.check_ledger(stack.provider.calls)

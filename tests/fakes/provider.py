@@ -120,6 +120,8 @@ class FakeProvider:
         for connection in list(self._connections):
             connection.abort()
         others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()  # one that ignores its client's leaving has no connection to abort
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _handle(self, request: Request, connection: Connection) -> None:

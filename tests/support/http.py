@@ -111,6 +111,13 @@ class Client:
                 raise await _refusal(response)
             return await response.json() if await response.read() else None
 
+    async def text(self, path: str) -> str:
+        """A page as it is. Raises Refused."""
+        async with self._session.get(self.address + path) as response:
+            if response.status >= 400:
+                raise await _refusal(response)
+            return await response.text()
+
     async def insist(self, attempt: Callable[[], Awaitable[T]], seconds: float = READ_SECONDS) -> T:
         """Tries until a request is answered while servers come back. Raises what the last attempt raised."""
         deadline = time.monotonic() + seconds

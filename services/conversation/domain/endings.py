@@ -75,7 +75,7 @@ def fail(error: ServiceError, *, before_reply: bool, trace: str, step: int) -> l
 
 def supersede(state: RunState, usage: Usage) -> list[RunEvent]:
     """What a new owner writes before it makes a cut call again: nothing shown is taken away in silence."""
-    found = [events.trace_ended(trace) for trace in state.open_trace_ids()]
+    found = _close_traces(state, usage)
     trace = events.trace_id(state.next_trace_number())
     shown = state.step_chars if state.has_open_step else 0
     retry = RetryTrace(attempt=state.retries + 2, reason=LOST_OWNER, withdrawn_chars=shown)
@@ -87,9 +87,22 @@ def supersede(state: RunState, usage: Usage) -> list[RunEvent]:
 
 def close_open(state: RunState, usage: Usage, reason: str) -> list[RunEvent]:
     """Closes what a lost owner left open, when the call is not made again."""
-    found = [events.trace_ended(trace) for trace in state.open_trace_ids()]
+    found = _close_traces(state, usage)
     if state.has_open_step:
         found.append(end_step(state.step, reason, usage))
+    return found
+
+
+def _close_traces(state: RunState, usage: Usage) -> list[RunEvent]:
+    """Closes the traces a lost owner left open; a model call's shows what it is taken to have consumed."""
+    found: list[RunEvent] = []
+    for name in state.open_trace_ids():
+        trace = state.traces[name]
+        if trace.WhichOneof("payload") == "llm_request":
+            nanos = state.last_time.ToNanoseconds() - trace.start_time.ToNanoseconds()
+            found += end_llm_request(name, trace.llm_request.model, usage, max(0, nanos) / 1e9)
+        else:
+            found.append(events.trace_ended(name))
     return found
 
 
@@ -101,6 +114,13 @@ def input_chars(messages: list[dict[str, str]]) -> int:
 def empty_answer(provider: str) -> ServiceError:
     """The model stopped without a word: an outcome of its own, never a silent success."""
     return ServiceError("AI_PROVIDER_ERROR", "The model finished without an answer.", {"provider": provider})
+
+
+def context_too_large() -> ServiceError:
+    """The system text and the newest message alone pass the window: nothing is left to drop."""
+    return ServiceError(
+        "CONTEXT_TOO_LARGE", "The system prompt and this message together are longer than the model can read."
+    )
 
 
 def not_configured() -> ServiceError:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from services.conversation.domain.events import EventOrder, kind_of
 from threadloom.common.v1.error_pb2 import Error
 from threadloom.conversation.v1.message_pb2 import Usage
@@ -24,12 +26,14 @@ class RunState:
     finish_reason: str = ""
     usage: Usage = field(default_factory=Usage)
     is_superseded: bool = False
+    is_broken: bool = False  # a stored event could not be applied: only an end may follow
     retries: int = 0  # attempts made again, for whatever reason
     failed_before_reply: bool = False
     error: Error | None = None
     traces: dict[str, Trace] = field(default_factory=dict)
     trace_texts: dict[str, list[str]] = field(default_factory=dict)
     log_bytes: int = 0
+    last_time: Timestamp = field(default_factory=Timestamp)  # of the newest event, by its owner's clock
 
     @property
     def last_seq(self) -> int:
@@ -70,6 +74,7 @@ class RunState:
         """Takes the next event in; raises UnbalancedLog when it may not stand there."""
         self.order.check(event)
         self.log_bytes += event.ByteSize()
+        self.last_time = event.time
         apply = getattr(self, f"_apply_{kind_of(event)}", None)
         if apply is not None:
             apply(event)

@@ -28,7 +28,7 @@ from services.conversation.providers.model import (
     Text,
     TokenUsage,
 )
-from services.conversation.providers.sse import DataLines
+from services.conversation.providers.sse import DataLines, LineTooLong
 from services.conversation.providers.text import TextRepair, repaired
 
 PROVIDER = "openai"
@@ -93,9 +93,7 @@ class OpenAIChat:
                 yield [Answered(request.model, PROVIDER)]
                 reader = _Reader()
                 async for chunk in answer.iter_bytes():
-                    events = reader.read(chunk)
-                    if events:
-                        yield events
+                    yield reader.read(chunk)  # also when empty: a comment is a sign of life
                     if reader.is_over:
                         break
                 else:
@@ -105,7 +103,7 @@ class OpenAIChat:
         except openai.APIStatusError as error:
             raise _refused(error, self._api_key) from error
         except (openai.APITimeoutError, httpx2.TimeoutException) as error:
-            raise (_gone() if _was_dropped(error) else _timed_out()) from error
+            raise _not_answered(error) from error
         except (openai.APIConnectionError, httpx2.TransportError, aiohttp.ClientError, OSError) as error:
             raise _broken(_connection_sentence(error)) from error
 
@@ -127,7 +125,11 @@ class _Reader:
 
     def read(self, chunk: bytes) -> list[ModelEvent]:
         """The events this chunk completes; what came before an error event or garbage is kept."""
-        return self._payloads(self._lines.feed(chunk))
+        try:
+            return self._payloads(self._lines.feed(chunk))
+        except LineTooLong:
+            self.failure = _broken("The model provider sent a piece that is longer than any answer may be.")
+            return []
 
     def end(self) -> list[ModelEvent]:
         """The last events of a stream that ended by itself; ending too early is a failure."""
@@ -255,13 +257,16 @@ def _gone() -> ProviderFailure:
     return _broken("The model provider closed the connection before it answered.")
 
 
-def _was_dropped(error: BaseException | None) -> bool:
-    """Whether a reported timeout was a closed connection: the package takes the one for the other."""
-    while error is not None:
-        if isinstance(error, aiohttp.ServerDisconnectedError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _not_answered(error: BaseException) -> ProviderFailure:
+    """A reported timeout, or a refused or closed connection: the package takes the one for the other."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, aiohttp.ServerDisconnectedError):
+            return _gone()
+        if isinstance(cause, aiohttp.ClientConnectorError):
+            return _broken("The model provider cannot be reached.")
+        cause = cause.__cause__ or cause.__context__
+    return _timed_out()
 
 
 def _error_event(body: Any) -> ProviderFailure:

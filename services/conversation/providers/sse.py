@@ -1,5 +1,11 @@
 """Splits a provider's byte stream into the payloads of its SSE events."""
 
+from services.conversation.limits import LINE_BYTES
+
+
+class LineTooLong(ValueError):
+    """A line, or the data of one event, passed the bound."""
+
 
 class DataLines:
     """Feeds on bytes cut anywhere and gives whole `data:` payloads.
@@ -8,14 +14,16 @@ class DataLines:
     data lines, and a last event without its blank line (`rest`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = LINE_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._buffer = bytearray()
         self._scanned = 0
         self._data: list[bytes] = []
+        self._data_bytes = 0
         self._skip_lf = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The payloads this chunk completes."""
+        """The payloads this chunk completes; raises LineTooLong."""
         self._buffer += chunk
         found: list[bytes] = []
         start, buffer = 0, self._buffer
@@ -34,6 +42,8 @@ class DataLines:
             self._line(line, found)
         del buffer[:start]
         self._scanned = len(buffer)
+        if len(buffer) + self._data_bytes > self._max_bytes:
+            raise LineTooLong
         return found
 
     def rest(self) -> list[bytes]:
@@ -50,8 +60,10 @@ class DataLines:
             if self._data:
                 found.append(b"\n".join(self._data))
                 self._data.clear()
+                self._data_bytes = 0
         elif line.startswith(b"data:"):
             self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+            self._data_bytes += len(line)
 
 
 def _line_end(buffer: bytearray, start: int) -> int:

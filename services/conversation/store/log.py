@@ -5,10 +5,12 @@ with them is a list of `Statement`s run as one pipeline.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import psycopg
 from psycopg import AsyncConnection
 
 from services.conversation.domain.events import TERMINAL_NUMBERS
@@ -143,20 +145,28 @@ async def change_state(
     All goes out as one pipeline. Raises psycopg's error with SQLSTATE TL001 when the run
     has another owner.
     """
-    async with connection.pipeline(), connection.transaction():
-        await connection.execute(FENCE, {"run": run, "epoch": epoch})
-        if events:
-            await connection.execute(
-                INSERT_EVENTS,
-                {
-                    "run": run,
-                    "seqs": [row.seq for row in events],
-                    "kinds": [row.kind for row in events],
-                    "payloads": [row.payload for row in events],
-                },
-            )
-        for statement in statements:
-            await connection.execute(statement.sql, statement.parameters)
+    try:
+        async with connection.pipeline():
+            # Not connection.transaction(): in a pipeline it waits for the answers before it sends the COMMIT.
+            await connection.execute("BEGIN")
+            await connection.execute(FENCE, {"run": run, "epoch": epoch})
+            if events:
+                await connection.execute(
+                    INSERT_EVENTS,
+                    {
+                        "run": run,
+                        "seqs": [row.seq for row in events],
+                        "kinds": [row.kind for row in events],
+                        "payloads": [row.payload for row in events],
+                    },
+                )
+            for statement in statements:
+                await connection.execute(statement.sql, statement.parameters)
+            await connection.execute("COMMIT")
+    except BaseException:
+        with suppress(psycopg.Error):
+            await connection.rollback()
+        raise
 
 
 async def read_events(connection: AsyncConnection, run: UUID, after: int, limit: int) -> list[tuple[int, bytes]]:

@@ -32,13 +32,15 @@ extract(epoch FROM clock_timestamp() - r.created_at)::float8 AS age_seconds,
 """
 # Runs whose owner is gone: its lease ran out, it handed them over (no worker), or it is this
 # worker and its start's answer was lost. A hand-over is no takeover: nothing went wrong.
+# Whether the owner lives is asked in a subquery and not by a join: after waiting for a row lock
+# Postgres checks the new row against the old joined one, and heirs would rob each other.
 CLAIM = f"""
 WITH free AS (
     SELECT r.id, r.worker_id IS NOT NULL AS is_takeover FROM conversation.ai_runs r
-    LEFT JOIN conversation.workers w ON w.id = r.worker_id
     WHERE r.status = 'running' AND (
         r.worker_id IS NULL
-        OR (r.worker_id <> %(worker)s AND (w.id IS NULL OR w.lease_until < clock_timestamp()))
+        OR (r.worker_id <> %(worker)s AND NOT EXISTS (
+            SELECT FROM conversation.workers w WHERE w.id = r.worker_id AND w.lease_until >= clock_timestamp()))
         OR (r.worker_id = %(worker)s AND r.id <> ALL(%(known)s)
             AND r.created_at < clock_timestamp() - make_interval(secs => %(adopt_seconds)s)))
     ORDER BY r.id LIMIT %(limit)s FOR UPDATE OF r SKIP LOCKED
@@ -60,11 +62,17 @@ WHERE r.id = %(run)s AND r.status = 'running' AND NOT EXISTS (
     SELECT FROM conversation.workers w WHERE w.id = r.worker_id AND w.lease_until >= clock_timestamp())
 RETURNING {CLAIMED}
 """
+# The message that is answered comes first, also when it is asked again and others came between.
 HISTORY = """
-SELECT role, text FROM conversation.ai_messages
-WHERE thread_id = %(thread)s AND status <> 'streaming' AND position < (
-    SELECT position FROM conversation.ai_messages WHERE id = %(reply)s)
-ORDER BY position DESC LIMIT %(limit)s OFFSET %(offset)s
+SELECT role, text FROM (
+    (SELECT role, text, position, true AS is_asked FROM conversation.ai_messages
+    WHERE id = %(asked)s AND %(offset)s = 0)
+    UNION ALL
+    (SELECT role, text, position, false FROM conversation.ai_messages
+    WHERE thread_id = %(thread)s AND id <> %(asked)s AND status <> 'streaming' AND position < (
+        SELECT position FROM conversation.ai_messages WHERE id = %(reply)s)
+    ORDER BY position DESC LIMIT %(limit)s - (%(offset)s = 0)::int OFFSET greatest(%(offset)s - 1, 0))
+) found ORDER BY is_asked DESC, position DESC
 """
 
 
@@ -120,11 +128,13 @@ async def seize(connection: AsyncConnection, *, worker: UUID, run: UUID, only_un
 
 
 async def read_history(
-    connection: AsyncConnection, *, thread: UUID, reply: UUID, limit: int, offset: int
+    connection: AsyncConnection, *, thread: UUID, reply: UUID, asked: UUID, limit: int, offset: int
 ) -> list[PastMessage]:
-    """Finished messages before the reply, newest first."""
+    """Finished messages before the reply, newest first; `asked` is the one it answers."""
     cursor = await connection.execute(
-        HISTORY, {"thread": thread, "reply": reply, "limit": limit, "offset": offset}, prepare=True
+        HISTORY,
+        {"thread": thread, "reply": reply, "asked": asked, "limit": limit, "offset": offset},
+        prepare=True,
     )
     return [PastMessage(role, text) async for role, text in cursor]
 
@@ -176,13 +186,16 @@ def end_call(
     )
 
 
-def cut_calls(run: UUID, usage: Usage) -> Statement:
-    """Closes the attempts a lost owner left open, with what they are estimated to have consumed."""
+def cut_calls(run: UUID, usage: Usage, next_call: UUID | None = None) -> Statement:
+    """Closes the attempts a lost owner left open, with what they are estimated to have consumed.
+
+    `next_call` is recorded beside it and stays open, also when this runs a second time.
+    """
     return Statement(
         "UPDATE conversation.api_calls SET status = 'cut', tokens_in = %(tokens_in)s, tokens_out = %(tokens_out)s,"
         " thinking_tokens = %(thinking_tokens)s, usage_source = 'estimated', ended_at = clock_timestamp()"
-        " WHERE run_id = %(run)s AND status = 'started'",
-        {"run": run, **_tokens(usage)},
+        " WHERE run_id = %(run)s AND status = 'started' AND id IS DISTINCT FROM %(next_call)s::uuid",
+        {"run": run, "next_call": next_call, **_tokens(usage)},
     )
 
 

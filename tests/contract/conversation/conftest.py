@@ -1,24 +1,54 @@
 """The real service in this process: real Postgres and NATS, a fake model, three callers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from uuid import UUID
 
+import psycopg
 import pytest
 import pytest_asyncio
 import uvloop
+from psycopg import sql as pg
 
 from kit.callers import SYSTEM, Caller, Role
 from kit.ids import new_id
 from services.conversation import limits
 from tests.contract.conversation.harness import CREDENTIAL, PROVIDER_KEY, Launcher, Service, Sql, connected
 from tests.fakes.provider import FakeProvider
+from tests.support import databases
 from tests.support.databases import Database
+from tests.support.servers import RunningPostgres
+
+END_OTHERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
+TABLES = (
+    "SELECT table_name FROM information_schema.tables"
+    " WHERE table_schema = 'conversation' AND table_name <> 'schema_version'"
+)
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loop of production."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def kept_database(template: RunningPostgres) -> Iterator[Database]:
+    """One database for this folder: a clone for every test would be half of its time."""
+    with databases.fresh_database(template.url()) as found:
+        yield found
+
+
+@pytest.fixture
+def database(kept_database: Database) -> Database:
+    """The folder's database, emptied. A test that changes its schema changes it back."""
+    with psycopg.connect(kept_database.admin_url) as connection:
+        connection.execute(END_OTHERS)
+        for (table,) in connection.execute(TABLES).fetchall():
+            connection.execute(pg.SQL("DELETE FROM conversation.{}").format(pg.Identifier(table)))
+    return kept_database
 
 
 @pytest_asyncio.fixture

@@ -8,13 +8,6 @@ from uuid import UUID
 
 import psycopg
 from grpc import aio
-from threadloom.conversation.v1 import conversation_service_pb2 as api
-from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceStub
-from threadloom.conversation.v1.message_pb2 import ContentPart, Message
-from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceStub
-from threadloom.conversation.v1.run_event_pb2 import RunEvent
-from threadloom.conversation.v1.run_pb2 import Run, RunEventBatch, RunOptions, Trace
-from threadloom.conversation.v1.thread_pb2 import Thread
 
 from kit.callers import Caller
 from kit.channels import CHANNEL_OPTIONS, call_metadata, to_service_error
@@ -23,6 +16,13 @@ from kit.settings import load
 from services.conversation.domain.events import is_terminal, kind_of
 from services.conversation.server import serve
 from services.conversation.settings import Settings
+from threadloom.conversation.v1 import conversation_service_pb2 as api
+from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceStub
+from threadloom.conversation.v1.message_pb2 import ContentPart, Message
+from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceStub
+from threadloom.conversation.v1.run_event_pb2 import RunEvent
+from threadloom.conversation.v1.run_pb2 import Run, RunEventBatch, RunOptions, Trace
+from threadloom.conversation.v1.thread_pb2 import Thread
 
 CREDENTIAL = "service-credential-of-tests"
 PROVIDER_KEY = "key-of-tests"
@@ -253,10 +253,14 @@ class Service:
         self.people = people
         self.alice, self.bob, self.role, self.system = (people[n] for n in ("alice", "bob", "role", "system"))
 
+    def ask_to_stop(self) -> None:
+        """What SIGTERM does: it drains."""
+        self._stopped.set()
+
     async def stop(self) -> None:
         """An orderly stop, also of one that was stopped before."""
         await self.channel.close()
-        self._stopped.set()
+        self.ask_to_stop()
         await asyncio.wait_for(self._task, START_SECONDS)
 
 

@@ -1,10 +1,9 @@
 """A message is answered: what is streamed, stored, traced and counted is the same."""
 
-from threadloom.conversation.v1.message_pb2 import MessageRole, MessageStatus, Usage
-from threadloom.conversation.v1.run_pb2 import RunStatus
-
 from tests.contract.conversation.harness import Service, Sql
 from tests.fakes.provider import FakeProvider
+from threadloom.conversation.v1.message_pb2 import MessageRole, MessageStatus, Usage
+from threadloom.conversation.v1.run_pb2 import RunStatus
 
 PLAIN = [
     "run_started",
@@ -142,3 +141,14 @@ async def test_a_reader_that_leaves_does_not_end_the_run(service: Service, provi
     whole = await service.alice.follow(run.run_id).end()
     assert whole.text == (await service.alice.reply(thread)).text == provider.calls[0].text
     assert provider.calls[0].outcome == "finished"
+
+
+async def test_a_long_history_is_given_whole_and_in_order(service: Service, provider: FakeProvider) -> None:
+    thread = await service.alice.thread()
+    provider.script(chunks=1, text="yes")
+    for number in range(60):
+        await service.alice.run(thread, str(number)).end()
+    expected = [{"role": "user", "content": "0"}]
+    for number in range(1, 60):
+        expected += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": str(number)}]
+    assert provider.calls[-1].body["messages"] == expected

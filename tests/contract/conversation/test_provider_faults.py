@@ -4,11 +4,11 @@ import time
 from dataclasses import dataclass
 
 import pytest
-from threadloom.conversation.v1.message_pb2 import Message, MessageStatus
-from threadloom.conversation.v1.run_pb2 import RunStatus
 
 from tests.contract.conversation.harness import Launcher, Reading, Service, Sql
 from tests.fakes.provider import FakeProvider
+from threadloom.conversation.v1.message_pb2 import Message, MessageStatus
+from threadloom.conversation.v1.run_pb2 import RunStatus
 
 FAILED = MessageStatus.MESSAGE_STATUS_FAILED
 
@@ -59,15 +59,14 @@ async def ended(service: Service, thread: str, text: str) -> Reading:
     return await service.alice.run(thread, text).end()
 
 
-def check_reply(messages: list[Message], run: Reading, fault: Fault, text: str) -> None:
+def check_reply(messages: list[Message], run: Reading, fault: Fault, said: str) -> None:
     """The reply keeps what was shown; before the reply there is none."""
     if fault.deltas is None:
         assert [bool(message.parts) for message in messages] == [True]
         assert "reply_started" not in run.kinds
         return
-    reply = messages[-1]
+    reply, text = messages[-1], "".join(said.split(" ")[at] + " " for at in range(fault.deltas))
     assert (reply.status, reply.error.code, reply.text) == (FAILED, fault.code, text)
-    assert len(text.split()) == fault.deltas
     assert run.text == text
     assert run.kinds.count("reply_started") == run.kinds.count("step_started") == 1
 
@@ -198,6 +197,12 @@ async def test_a_time_limit_keeps_the_text_and_tells_which_it_was(
     assert [trace.error.error.code for trace in await service.alice.traces(thread) if trace.HasField("error")] == [code]
     await provider.until(lambda calls: calls[0].client_closed)
     await ended(service, thread, "and now?")
+
+
+async def test_a_turn_that_takes_too_long_is_never_told_as_a_call_that_does(launch: Launcher) -> None:
+    service = await launch(THREADLOOM_TURN_SECONDS="0.4", THREADLOOM_MODEL_CALL_SECONDS="0.4")
+    runs = [service.alice.run(await service.alice.thread(), "[fake hang=0]") for _ in range(30)]
+    assert {(await run.end()).events[-1].run_failed.error.code for run in runs} == {"TURN_TIMEOUT"}
 
 
 async def test_a_turns_time_goes_on_over_retries(launch: Launcher, provider: FakeProvider) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.errors import ServiceError, not_found, thread_not_found
+from kit.errors import ServiceError, not_found, thread_not_found, unavailable
 from services.gateway.wire import sse
 from services.gateway.wire.conversations import ConversationsEncoder
 from tests.unit.gateway.replica import MESSAGE_ID, RUN_ID, THREAD_ID, Replica, batch, delta, finished, play, started
@@ -176,6 +176,15 @@ async def test_before_the_head_it_is_503(gateway: Gateway, replica: Replica) -> 
     await replica.die()
     reply = await gateway.ask("POST", MESSAGES, SAY)
     assert (reply.status, reply.json["code"], reply.headers["retry-after"]) == (503, "UNAVAILABLE", "1")
+
+
+async def test_a_resume_every_replica_refuses_is_503_not_an_ended_stream(replica: Replica) -> None:
+    refusal = play(unavailable("The database does not answer."))
+    replica.follow = refusal
+    async with Replica(follow=refusal) as second, running_gateway(replica.address, second.address) as gateway:
+        reply = await gateway.ask("GET", STREAM, last_event_id=f"{RUN_ID}:3.1")
+    assert (reply.status, reply.json["code"]) == (503, "UNAVAILABLE")
+    assert len(replica.follows) == len(second.follows) == 1
 
 
 async def test_a_run_that_is_gone_ends_its_stream_with_an_error(gateway: Gateway, replica: Replica) -> None:

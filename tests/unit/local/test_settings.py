@@ -7,8 +7,8 @@ from kit.settings import SettingsError, load
 
 
 def test_one_replica_of_each_service_unless_said_otherwise() -> None:
-    assert parse_replicas("") == {"conversation": 1, "gateway": 1}
-    assert parse_replicas(" conversation = 3 ,") == {"conversation": 3, "gateway": 1}
+    assert parse_replicas("") == {"conversation": 2, "gateway": 2}
+    assert parse_replicas(" conversation = 3 ,") == {"conversation": 3, "gateway": 2}
     assert parse_replicas("gateway=2,conversation=4") == {"conversation": 4, "gateway": 2}
 
 

@@ -169,6 +169,7 @@ CREATE TABLE conversation.ai_runs (
     CONSTRAINT ai_runs_pkey PRIMARY KEY (id),
     CONSTRAINT ai_runs_thread_id_fkey FOREIGN KEY(thread_id) REFERENCES conversation.ai_threads (id) ON DELETE CASCADE
 );
+CREATE INDEX ai_runs_thread_id ON conversation.ai_runs (thread_id);
 CREATE UNIQUE INDEX ai_runs_one_active ON conversation.ai_runs (thread_id) WHERE status = 'running';
 CREATE INDEX ai_runs_owned ON conversation.ai_runs (worker_id) WHERE status = 'running';
 CREATE INDEX ai_runs_untrimmed ON conversation.ai_runs (finished_at) WHERE finished_at IS NOT NULL AND NOT log_trimmed;
