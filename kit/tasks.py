@@ -19,6 +19,13 @@ def spawn_essential(work: Coroutine[None, None, None], name: str) -> asyncio.Tas
     return task
 
 
+async def stop_task(task: asyncio.Task[None] | None) -> None:
+    """Cancels a task, if there is one, and waits for its end."""
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 def _end_process_on_error(task: asyncio.Task[None]) -> None:
     error = None if task.cancelled() else task.exception()
     if error is not None:

@@ -213,7 +213,7 @@ class Answer:
             async with asyncio.timeout(delay):
                 await run.is_asked_to_stop.wait()
         except TimeoutError:
-            call_id, step = new_id(), max(run.step, 1)
+            call_id, step = new_id(), run.step if run.has_open_step else run.step + 1
             begin = owning.begin_call(run.id, call_id, step, run.attempt)
             await journal.change_state(run.log, statements=lambda _: (begin,))
             return call_id

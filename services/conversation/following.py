@@ -19,7 +19,7 @@ from prometheus_client import Gauge
 from kit.bus import Bus, Interest
 from kit.db import translated
 from kit.errors import ServiceError, not_found
-from kit.tasks import spawn_essential
+from kit.tasks import spawn_essential, stop_task
 from kit.telemetry import log
 from services.conversation import limits
 from services.conversation.domain.events import is_terminal
@@ -101,9 +101,7 @@ class Hub:
 
     async def stop(self) -> None:
         """Stops the follow heartbeat."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_task(self._task)
 
     def publish(self, run: RunLog, batch: RunEventBatch) -> None:
         """Shows what was just committed: to followers here directly, to everybody else over NATS."""

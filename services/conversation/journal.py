@@ -21,7 +21,7 @@ import psycopg_pool
 from prometheus_client import Counter, Histogram
 
 from kit.db import OwnConnection, is_away
-from kit.tasks import spawn_essential
+from kit.tasks import spawn_essential, stop_task
 from kit.telemetry import UNEXPECTED_ERRORS, log
 from services.conversation import limits
 from services.conversation.domain import endings
@@ -89,7 +89,7 @@ class Journal:
         self._runs: dict[UUID, RunLog] = {}
         self._dirty: dict[UUID, RunLog] = {}
         self._wake = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._task: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ runs
 
@@ -209,14 +209,12 @@ class Journal:
     # ------------------------------------------------------------------ the lane
 
     def start(self) -> None:
-        """Starts the lane and the refresher of texts at rest."""
-        self._tasks = [spawn_essential(self._lane(), "lane"), spawn_essential(self._refresh(), "refresh")]
+        """Starts the lane."""
+        self._task = spawn_essential(self._lane(), "lane")
 
     async def stop(self) -> None:
-        """Stops both. What is pending stays pending: another owner makes it again."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Stops it. What is pending stays pending: another owner makes it again."""
+        await stop_task(self._task)
         await self._lane_connection.close()
 
     async def _lane(self) -> None:
@@ -352,31 +350,6 @@ class Journal:
         if run.pending and not run.is_lost and self._runs.get(run.run_id) is run:
             self._dirty[run.run_id] = run
             self._wake.set()
-
-    # ------------------------------------------------------------------ texts at rest
-
-    async def _refresh(self) -> None:
-        """Keeps the stored text of streaming replies at most about a second old (R108)."""
-        while True:
-            await asyncio.sleep(limits.SNAPSHOT_SECONDS)
-            stale = [run for run in self._runs.values() if run.state.texts and run.state.last_seq > run.snapshot_seq]
-            for at in range(0, len(stale), limits.BATCH_RUNS):
-                try:
-                    await self._snapshot(stale[at : at + limits.BATCH_RUNS])
-                except (psycopg.Error, psycopg_pool.PoolTimeout) as error:
-                    # The log holds it all; the next round, or the end, writes the text.
-                    log.warning("texts at rest wait", error=type(error).__name__)
-
-    async def _snapshot(self, stale: list[RunLog]) -> None:
-        # A state change under way is folded before it is committed: its run waits for the next round.
-        runs = [run for run in stale if not run.is_committing]
-        if not runs:
-            return
-        rows = [(run.run_id, run.epoch, run.message_id, run.state.text, run.state.last_seq) for run in runs]
-        async with self._pool.connection() as connection:
-            await event_log.snapshot(connection, rows)
-        for run, row in zip(runs, rows, strict=True):
-            run.snapshot_seq = max(run.snapshot_seq, row[4])
 
     def _show(self, run: RunLog, events: list[RunEvent]) -> None:
         if events:

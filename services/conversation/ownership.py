@@ -16,7 +16,7 @@ from prometheus_client import Counter
 from kit.bus import Bus
 from kit.db import OwnConnection, translated
 from kit.ids import new_id
-from kit.tasks import spawn_essential
+from kit.tasks import spawn_essential, stop_task
 from kit.telemetry import log
 from services.conversation import limits
 from services.conversation.journal import Journal
@@ -71,9 +71,7 @@ class Ownership:
 
     async def stop(self) -> None:
         """Ends the lease at once, so that nobody has to wait for it to run out."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_task(self._task)
         try:
             await self._connection.use(lambda connection: owning.release_worker(connection, self.worker_id))
         except (psycopg.Error, TimeoutError) as error:

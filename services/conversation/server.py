@@ -21,6 +21,7 @@ from services.conversation.providers.openai_chat import OpenAIChat
 from services.conversation.runner import Runner
 from services.conversation.servicer import ConversationServicer
 from services.conversation.settings import Settings
+from services.conversation.snapshots import Snapshots
 from services.conversation.sweeper import Sweeper
 from threadloom.conversation.v1.conversation_service_pb2 import DESCRIPTOR as CONVERSATION
 from threadloom.conversation.v1.conversation_service_pb2_grpc import add_ConversationServiceServicer_to_server
@@ -81,6 +82,9 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         journal = Journal(dsn, pool, hub.publish)
         journal.start()
         stack.push_async_callback(journal.stop)
+        snapshots = Snapshots(journal, pool)
+        snapshots.start()
+        stack.push_async_callback(snapshots.stop)
         ownership = Ownership(dsn, pool, journal, bus)
         client = None
         if settings.openai_api_key != "-":

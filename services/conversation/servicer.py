@@ -189,6 +189,7 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
         position, ordinal = pages.decode_numbers(request.page_token, 2)
         async with transaction(self._engine, caller()) as tx:
             await _require_thread(tx, thread)
+            active = await messages.active_run(tx, thread)
             rows = await messages.list_traces(
                 tx, thread=thread, message=message, after=(position, ordinal), limit=size + 1
             )
@@ -196,12 +197,13 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
                 (translate.recorded_trace(row.payload, str(row.run_id), str(row.message_id)), row.position, row.ordinal)
                 for row in rows
             ]
-            active = await messages.active_run(tx, thread)
             if len(found) <= size and active is not None and message in (None, active[1]):
                 log = await messages.log_tail(tx, run=active[0], after_seq=0)
                 live = translate.live_traces(log, str(active[0]), str(active[1]))
+                # The run may have ended since the stored traces were read, or before: each place once.
+                stored = {place[1:] for place in found}
                 places = ((trace, active[2], at) for at, trace in enumerate(live, 1))
-                found += [place for place in places if place[1:] > (position, ordinal)]
+                found += [one for one in places if one[1:] > (position, ordinal) and one[1:] not in stored]
         traces = [trace for trace, *_ in found]
         count = _page(traces, size)
         token = pages.encode(*found[count - 1][1:]) if len(found) > count else ""

@@ -5,7 +5,8 @@ import asyncio
 import psycopg
 import psycopg_pool
 
-from kit.telemetry import UNEXPECTED_ERRORS, log
+from kit.tasks import spawn_essential, stop_task
+from kit.telemetry import log
 from services.conversation import limits
 from services.conversation.store import log as event_log
 
@@ -33,13 +34,11 @@ class Sweeper:
 
     def start(self) -> None:
         """Begins."""
-        self._task = asyncio.create_task(self._sweep_for_ever())
+        self._task = spawn_essential(self._sweep_for_ever(), "sweeper")
 
     async def stop(self) -> None:
         """Ends."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_task(self._task)
 
     async def sweep(self) -> None:
         """One round."""
@@ -59,7 +58,3 @@ class Sweeper:
                 await self.sweep()
             except (psycopg.Error, psycopg_pool.PoolTimeout) as error:
                 log.warning("sweep skipped", error=type(error).__name__)
-            except Exception as error:
-                # A consumer loop: the next round may work.
-                UNEXPECTED_ERRORS.labels("sweeper").inc()
-                log.error("sweep failed", exc_info=error)

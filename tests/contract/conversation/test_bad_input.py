@@ -162,7 +162,7 @@ async def test_bad_pages_are_refused(service: Service) -> None:
 
 
 async def test_bytes_that_are_no_message_do_not_hurt_the_server(service: Service) -> None:
-    raw = service.channel.unary_unary("/threadloom.conversation.v1.ConversationService/GetThread")
+    raw: Any = service.channel.unary_unary("/threadloom.conversation.v1.ConversationService/GetThread")
     for payload in (b"\xff" * 100, b"\x0a\x02\xff\xfe", b"\x0a\xff\xff\xff\xff\x0f"):
         with pytest.raises(aio.AioRpcError) as caught:
             await raw(payload, metadata=service.alice.metadata)

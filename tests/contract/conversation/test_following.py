@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 from uuid import UUID
 
 import psycopg_pool
@@ -137,7 +138,8 @@ async def test_a_silent_run_beats_with_the_seq_it_reached(
 async def test_a_slow_reader_gets_every_event(service: Service, provider: FakeProvider) -> None:
     thread = await service.alice.thread()
     run = await many_events(service, provider, thread, "chunks=600 size=2000 gate=g gate_at=1")
-    call = service.alice.conversation.Follow(api.FollowRequest(run_id=run.run_id), metadata=service.alice.metadata)
+    request = api.FollowRequest(run_id=run.run_id)
+    call: Any = service.alice.conversation.Follow(request, metadata=service.alice.metadata)
     first = await call.read()
     provider.open_gate("g")
     await run.end()  # 1.2 MB went by while the other did not read

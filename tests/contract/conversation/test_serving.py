@@ -49,7 +49,7 @@ async def test_a_draining_process_takes_no_new_run_and_lets_its_own_finish(
     service.ask_to_stop()
 
     async def is_draining() -> bool:
-        return await health(service) != SERVING
+        return bool(await health(service) != SERVING)
 
     await eventually(is_draining)
     refusal = await service.alice.run(threads[1], "hello", key="a").refusal()
