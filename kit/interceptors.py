@@ -93,7 +93,9 @@ class Call:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # grpc cancels the handler's task when the peer leaves, and aborts by raising.
         code = "CANCELLED" if kind and self._code == "OK" else self._code
-        GRPC_SECONDS.labels(self._method, code).observe(time.monotonic() - self._start)
+        elapsed = time.monotonic() - self._start
+        GRPC_SECONDS.labels(self._method, code).observe(elapsed)
+        log.info("call", method=self._method, code=code, seconds=round(elapsed, 4))
 
     async def refuse(self, context: aio.ServicerContext[Any, Any], error: Exception) -> None:
         """Ends the call with a rich status. The catch-all of the servers: what is not ours becomes INTERNAL."""

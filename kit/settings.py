@@ -61,7 +61,10 @@ def one_of(*values: str) -> Callable[[str], str]:
 
 def positive(raw: str) -> float:
     """A number above zero."""
-    value = float(raw)
+    try:
+        value = float(raw)
+    except ValueError:
+        raise ValueError("must be a number above 0") from None
     if not value > 0 or value == float("inf"):
         raise ValueError("must be a number above 0")
     return value

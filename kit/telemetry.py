@@ -62,6 +62,6 @@ def start_logging(service: str, level: str = "INFO") -> None:
 
 
 def serve_metrics(address: str, port: int) -> None:
-    """Serves /metrics on its own port from a thread; port 0 turns it off."""
+    """Serves /metrics on its own port from a thread; port 0 turns it off. Raises OSError when it is taken."""
     if port:
         start_http_server(port, addr=address)

@@ -74,6 +74,9 @@ def conversation(name: str, port: int, wiring: Wiring, environ: Mapping[str, str
         "THREADLOOM_DRAIN_SECONDS": f"{wiring.conversation_drain_seconds:g}",
         "THREADLOOM_ENVIRONMENT": "local",
     }
+    metrics_port = int(environ.get("THREADLOOM_METRICS_PORT") or 0)
+    if metrics_port:  # one process a port: the first replica has the one that is named, the others those behind it
+        added["THREADLOOM_METRICS_PORT"] = str(metrics_port + int(name.rpartition("-")[2]) - 1)
     return _module(name, "services.conversation", (), log, environ, added)
 
 

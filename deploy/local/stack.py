@@ -1,5 +1,6 @@
 """The whole stack, started in order: servers, schema, services, the first project."""
 
+import hmac
 import os
 import shlex
 import urllib.request
@@ -103,14 +104,21 @@ class Stack:
             base_url = f"http://127.0.0.1:{self._ports.port('provider-1')}/v1"
         return Wiring(
             admin_url=admin_url,
-            request_password=self._secrets.password("request_role"),
-            engine_password=self._secrets.password("engine_role"),
+            request_password=self._role_password("request_role"),
+            engine_password=self._role_password("engine_role"),
             nats_url=nats_url,
             provider_url=base_url,
             provider_key=self.settings.api_key or UNSET_KEY,
             model=self.settings.model,
             credential=self._secrets.password("service_credential"),
         )
+
+    def _role_password(self, role: str) -> str:
+        """Roles belong to a whole server: on an outside one every stack must come to the same passwords."""
+        if not self.settings.database_url:
+            return self._secrets.password(role)
+        owner = urlsplit(self.settings.database_url).password or ""
+        return hmac.digest(owner.encode(), role.encode(), "sha256").hex()
 
     def _check_outside(self) -> None:
         """An outside server that does not answer is named now, not by the services' logs."""

@@ -25,7 +25,11 @@ def main() -> int:
         print(f"The conversation service cannot start:\n{error}", file=sys.stderr)
         return 1
     start_logging("conversation", settings.log_level)
-    serve_metrics("0.0.0.0", settings.metrics_port)
+    try:
+        serve_metrics("0.0.0.0", settings.metrics_port)
+    except OSError as error:
+        print(f"THREADLOOM_METRICS_PORT: port {settings.metrics_port} cannot be used: {error}", file=sys.stderr)
+        return 1
     uvloop.run(_main(settings))
     return 0
 

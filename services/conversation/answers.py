@@ -208,6 +208,7 @@ class Answer:
         told = events.retry_trace(run.next_trace(), max(run.step, 1), retry)
         ended = _ended(call, "failed", error)
         call.is_told = True
+        log.warning("attempt failed", code=error.reason, http_status=error.metadata.get("status"), delay=delay)
         await journal.change_state(run.log, told, lambda _: (ended,))
         try:
             async with asyncio.timeout(delay):
@@ -267,7 +268,7 @@ class Answer:
             await self._hand_over()
             return
         told = endings.close_open(run.log.state, cut, endings.CANCELLED)
-        told.append(endings.finish(endings.CANCELLED, run.age))
+        told.append(endings.finish(endings.CANCELLED, run.model, run.age))
         await self._commit_end(told, "cancelled", [owning.cut_calls(run.id, cut)])
 
     async def _fail_cut(self, cut: Usage, error: ServiceError) -> None:
@@ -294,11 +295,11 @@ class Answer:
     # ------------------------------------------------------------------ ending
 
     async def _finish(self, call: ModelCall) -> None:
-        if not call.text_chars and call.finish_reason == "stop":
+        if not call.text_chars and call.finish_reason not in endings.SPEECHLESS:
             await self._fail(call, endings.empty_answer(call.provider))
             return
         told = call.closing_events(call.finish_reason)
-        told.append(endings.finish(call.finish_reason, self._run.age))
+        told.append(endings.finish(call.finish_reason, self._run.model, self._run.age))
         await self._commit_end(told, "succeeded", [_ended(call, "succeeded")])
 
     async def _fail(self, call: ModelCall, error: ServiceError) -> None:
@@ -313,7 +314,7 @@ class Answer:
             await self._hand_over()
             return
         told = call.closing_events(endings.CANCELLED)
-        told.append(endings.finish(endings.CANCELLED, run.age))
+        told.append(endings.finish(endings.CANCELLED, run.model, run.age))
         await self._commit_end(told, "cancelled", [_ended(call, "cancelled")])
 
     async def _hand_over(self) -> None:
@@ -335,16 +336,28 @@ class Answer:
 
         def make(state: RunState) -> Iterable[Statement]:
             yield from statements
-            if not state.failed_before_reply:
-                yield owning.end_message(run.log.message_id, MESSAGE_STATUS[status], state, round(run.age * 1000))
-                traces = owning.record_traces(run.id, run.log.message_id, state)
-                if traces is not None:
-                    yield traces
+            message = run.log.message_id
+            if state.failed_before_reply:
+                message = run.user_message_id  # there is no reply to hang the traces on
+            else:
+                yield owning.end_message(message, MESSAGE_STATUS[status], state, round(run.age * 1000))
+            traces = owning.record_traces(run.id, message, state)
+            if traces is not None:
+                yield traces
             yield owning.end_run(run.id, status, state)
             yield owning.touch_thread(run.log.thread_id)
 
         await self._with.journal.change_state(run.log, told, make)
         ENDED_RUNS.labels(status).inc()
+        state = run.log.state
+        log.info(
+            "run ended",
+            status=status,
+            code=state.error.code if state.error is not None else "",
+            provider_status=state.error.provider_status if state.error is not None else 0,
+            attempts=run.attempt,
+            seconds=round(run.age, 3),
+        )
 
     def _limit_error(self) -> ServiceError:
         turn = self._with.turn

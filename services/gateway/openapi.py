@@ -9,6 +9,7 @@ import msgspec
 from kit.errors import CLASSES
 from services.gateway.problems import Problem
 from services.gateway.routes.operations import COMMON_ERRORS, Answer, OpenOperation, Operation, Parameter
+from services.gateway.wire.conversations import code_of
 
 REF = "#/components/schemas/{name}"
 PROBLEM = {"$ref": REF.format(name="Problem")}
@@ -102,7 +103,7 @@ def _errors(operation: Operation) -> dict[str, Any]:
     """One response a status, listing the codes that come with it."""
     codes: dict[int, list[str]] = {}
     for reason in (*COMMON_ERRORS, *operation.errors):
-        codes.setdefault(CLASSES[reason].http, []).append(reason)
+        codes.setdefault(CLASSES[reason].http, []).append(code_of(reason))
     return {
         str(status): {"description": ", ".join(sorted(names)), "content": {"application/json": {"schema": PROBLEM}}}
         for status, names in sorted(codes.items())

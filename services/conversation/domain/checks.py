@@ -8,9 +8,9 @@ from services.conversation import limits
 from threadloom.conversation.v1.message_pb2 import ContentPart
 from threadloom.conversation.v1.run_pb2 import RunOptions
 
-# C0 without tab, line feed and carriage return, and DEL: Postgres cannot store the first
+# C0 without tab, line feed and carriage return, DEL and C1: Postgres cannot store the first
 # of them and no message of a human needs the rest.
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 SLUG = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 

@@ -17,6 +17,8 @@ from threadloom.conversation.v1.run_event_pb2 import (
     TraceStarted,
 )
 
+# Reasons to stop that explain an answer without text.
+SPEECHLESS = frozenset(("length", "content_filter"))
 CANCELLED = "cancelled"
 FAILED = "error"
 LOST_OWNER = "The process that made this answer was lost; it is made again."
@@ -44,9 +46,9 @@ def end_step(step: int, reason: str, usage: Usage) -> RunEvent:
     return events.step_finished(StepFinished(step=step, finish_reason=reason, usage=usage))
 
 
-def finish(reason: str, latency_seconds: float) -> RunEvent:
+def finish(reason: str, model: str, latency_seconds: float) -> RunEvent:
     """The run's end with a reply; `complete` fills in what only the whole log knows."""
-    return RunEvent(run_finished=RunFinished(finish_reason=reason, latency=seconds(latency_seconds)))
+    return RunEvent(run_finished=RunFinished(finish_reason=reason, model=model, latency=seconds(latency_seconds)))
 
 
 def complete(state: RunState, event: RunEvent) -> None:
@@ -57,18 +59,16 @@ def complete(state: RunState, event: RunEvent) -> None:
     if event.WhichOneof("kind") != "run_finished":
         return
     finished = event.run_finished
-    finished.model, finished.provider = state.model, state.provider
+    finished.model, finished.provider = state.model or finished.model, state.provider
     finished.usage.CopyFrom(state.usage)
     if state.is_superseded:
         finished.text = state.text
 
 
 def fail(error: ServiceError, *, before_reply: bool, trace: str, step: int) -> list[RunEvent]:
-    """The run's end without a whole reply; once a reply began, an error trace tells of it first."""
+    """The run's end without a whole reply, told by an error trace first."""
     told = to_event_error(error)
     failed = RunEvent(run_failed=RunFailed(error=told, before_reply=before_reply))
-    if before_reply:
-        return [failed]
     started = TraceStarted(trace_id=trace, step=step, error=ErrorTrace(error=told))
     return [RunEvent(trace_started=started), events.trace_ended(trace), failed]
 

@@ -32,6 +32,7 @@ from services.conversation.providers.sse import DataLines, LineTooLong
 from services.conversation.providers.text import TextRepair, repaired
 
 PROVIDER = "openai"
+SECRET_CHARS = 8  # a shorter key is a placeholder, and part of ordinary words
 DONE = b"[DONE]"
 RETRYABLE_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
@@ -232,7 +233,9 @@ def _usage(usage: _Usage) -> TokenUsage:
 
 def _refused(error: openai.APIStatusError, api_key: str) -> ProviderFailure:
     status = error.status_code
-    words = _provider_words(error.body).replace(api_key, "[key]")
+    words = _provider_words(error.body)
+    if len(api_key) >= SECRET_CHARS:
+        words = words.replace(api_key, "[key]")
     sentence = words or f"The model provider answered {status}."
     retry_after = _retry_after(error.response.headers.get("retry-after"))
     reason = "AI_RATE_LIMITED" if status == 429 else "AI_PROVIDER_ERROR"

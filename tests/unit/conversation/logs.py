@@ -99,7 +99,7 @@ def finished_runs(draw: st.DrawFn) -> list[RunEvent]:
     writer.log.append(events.reply_started("m", "p", 1))
     for _ in range(draw(st.integers(1, 3))):
         writer.write_step(draw)
-    writer.log.append(endings.finish("stop", 1.0))
+    writer.log.append(endings.finish("stop", "m", 1.0))
     return numbered(writer.log)
 
 
@@ -118,7 +118,7 @@ def continued_runs(draw: st.DrawFn) -> tuple[list[RunEvent], str]:
         if not state.has_reply:
             writer.log.append(events.reply_started("m", "p", 2))
         writer.write_step(draw)
-        writer.log.append(endings.finish("stop", 2.0))
+        writer.log.append(endings.finish("stop", "m", 2.0))
         log = numbered(writer.log)
     return log, text_left(log)
 

@@ -100,7 +100,7 @@ def test_a_log_an_owner_writes_is_balanced(log: list[RunEvent]) -> None:
 
 
 STARTED = [events.run_started("u", "m"), events.reply_started("m", "p", 1), events.step_started(1)]
-FINISH = endings.finish("stop", 1.0)
+FINISH = endings.finish("stop", "m", 1.0)
 UNBALANCED: dict[str, list[RunEvent]] = {
     "nothing before run_started": [events.reply_started("m", "p", 1)],
     "a second run_started": [STARTED[0], STARTED[0]],

@@ -88,7 +88,7 @@ def test_closing_what_is_open_balances_a_log_cut_anywhere(
     state = fold(log)
     text = state.text
     told = endings.close_open(state, Usage(estimated=True), endings.CANCELLED)
-    told.append(endings.finish(endings.CANCELLED, 1.0))
+    told.append(endings.finish(endings.CANCELLED, "m", 1.0))
     for event in numbered(told, state.last_seq + 1):
         endings.complete(state, event)
         state.apply(event)
@@ -147,7 +147,7 @@ def test_the_usage_of_superseded_steps_is_in_the_total() -> None:
         endings.end_step(2, "stop", Usage(input_tokens=10, output_tokens=20, thinking_tokens=2, cached_tokens=1)),
     ]
     state = fold(numbered(log))
-    end = endings.finish("stop", 1.0)
+    end = endings.finish("stop", "m", 1.0)
     endings.complete(state, end)
     assert end.run_finished.usage == Usage(
         input_tokens=13, output_tokens=25, thinking_tokens=2, cached_tokens=1, estimated=True
@@ -157,7 +157,7 @@ def test_the_usage_of_superseded_steps_is_in_the_total() -> None:
 
 def test_the_end_repeats_the_text_only_when_something_was_superseded() -> None:
     state = fold(numbered([events.run_started("u", "m"), events.reply_started("m", "p", 1)]))
-    end = endings.finish("stop", 1.0)
+    end = endings.finish("stop", "m", 1.0)
     endings.complete(state, end)
     assert not end.run_finished.HasField("text")
     assert (end.run_finished.model, end.run_finished.provider) == ("m", "p")
@@ -190,10 +190,10 @@ def test_a_run_that_never_answered_is_made_again_without_withdrawing_anything() 
     assert told[0].trace_started.retry.withdrawn_chars == 0
 
 
-def test_a_failure_before_the_reply_is_one_event_and_later_one_an_error_trace_too() -> None:
+def test_a_failure_is_told_by_an_error_trace_first() -> None:
     error = ServiceError("AI_PROVIDER_ERROR", "It broke.", {"provider": "openai", "status": "500"})
-    (early,) = endings.fail(error, before_reply=True, trace="evt_001", step=1)
-    assert early.run_failed.before_reply
+    early = endings.fail(error, before_reply=True, trace="evt_001", step=1)
+    assert early[-1].run_failed.before_reply
     late = endings.fail(error, before_reply=False, trace="evt_001", step=1)
     assert [events.kind_of(event) for event in late] == ["trace_started", "trace_ended", "run_failed"]
     assert late[0].trace_started.error.error == late[2].run_failed.error
