@@ -213,3 +213,13 @@ async def test_a_turns_time_goes_on_over_retries(launch: Launcher, provider: Fak
     assert run.events[-1].run_failed.error.code in ("TURN_TIMEOUT", "AI_PROVIDER_TIMEOUT")
     assert time.monotonic() - started < 1.5
     assert len(provider.calls) <= 2
+
+
+async def test_a_failure_before_the_reply_is_traced_at_the_message_it_left_unanswered(service: Service) -> None:
+    thread = await service.alice.thread()
+    await ended(service, thread, "[fake error=500 times=1 key=traced]")
+    await ended(service, thread, "[fake error=401]")
+    asked = [message for message in await service.alice.messages(thread) if message.parts]
+    traces = [trace for trace in await service.alice.traces(thread) if trace.message_id == asked[-1].id]
+    assert [trace.WhichOneof("payload") for trace in traces] == ["error"]
+    assert traces[0].error.error.provider_status == 401
