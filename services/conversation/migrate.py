@@ -22,6 +22,14 @@ ENGINE_ROLE = "threadloom_conversation_engine"
 MIGRATION_LOCK = 7_400_001
 
 
+# transaction_timeout, which bounds what a frozen owner can lock, is new in 17.
+OLDEST_POSTGRES = 170_000
+
+
+class PostgresTooOld(Exception):
+    """The server lacks something the service stands on."""
+
+
 def migrate(url: str, request_password: str, engine_password: str) -> None:
     """Connects as the owner at `url`, makes or updates the roles and migrates to head."""
     ensure_roles(url, {REQUEST_ROLE: request_password, ENGINE_ROLE: engine_password})
@@ -41,8 +49,11 @@ def migrate(url: str, request_password: str, engine_password: str) -> None:
 
 
 def ensure_roles(url: str, passwords: dict[str, str]) -> None:
-    """Creates the login roles that are missing and sets their passwords."""
+    """Creates the login roles that are missing and sets their passwords. Raises PostgresTooOld."""
     with psycopg.connect(url, autocommit=True) as connection:
+        version = connection.info.server_version
+        if version < OLDEST_POSTGRES:
+            raise PostgresTooOld(f"This is PostgreSQL {version // 10_000}; Threadloom needs 17 or newer.")
         connection.execute("SELECT pg_advisory_lock(%s)", [MIGRATION_LOCK])
         for role, password in passwords.items():
             name = sql.Identifier(role)
@@ -58,7 +69,11 @@ def main() -> int:
     if missing:
         print(f"Set {', '.join(missing)}: the owner's address and the passwords of both roles.", file=sys.stderr)
         return 1
-    migrate(*(os.environ[name] for name in names))
+    try:
+        migrate(*(os.environ[name] for name in names))
+    except PostgresTooOld as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 
