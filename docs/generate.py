@@ -44,7 +44,8 @@ MIGRATION = """\
 
 ## Migrating
 
-`python -m services.conversation.migrate` makes the two roles and brings the schema to its newest form. PostgreSQL 17 or newer is needed.
+`python -m services.conversation.migrate` makes the two roles and brings the schema to its newest form.
+PostgreSQL 17 or newer is needed.
 It connects as the owner of the database and needs all three.
 
 | variable | default | meaning |
