@@ -5,7 +5,6 @@ from fractions import Fraction
 
 import genai_prices
 import pytest
-from genai_prices.types import ModelPrice, TieredPrices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from kit.pricing import (
     largest_output,
     upper_bound,
 )
+from services.billing.catalogue import rates_of
 
 QUICK = settings(derandomize=True, max_examples=300, deadline=None)
 USD = 10**9
@@ -191,31 +191,6 @@ def test_a_published_price_is_reproduced_to_the_last_digit(provider: str, model:
         model,
         provider_id=provider,
     )
-    ours = cost(published(theirs.model_price), usage)
+    ours = cost(rates_of(theirs.model_price), usage)
     assert format_usd(ours) == usd
     assert Decimal(usd) == theirs.total_price
-
-
-def published(price: ModelPrice) -> Rates:
-    """Rates from the price list's own data."""
-    borders = {tier.start for entry in vars(price).values() if isinstance(entry, TieredPrices) for tier in entry.tiers}
-    tiers = tuple(Tier(border, prices_at(price, border + 1)) for border in sorted(borders))
-    return Rates(prices_at(price, 0), tiers)
-
-
-def prices_at(price: ModelPrice, tokens: int) -> Prices:
-    def nano(entry: Decimal | TieredPrices | None) -> int | None:
-        if entry is None:
-            return None
-        if isinstance(entry, TieredPrices):
-            reached = [tier.price for tier in entry.tiers if tokens > tier.start]
-            entry = reached[-1] if reached else entry.base
-        found = int(entry * USD)
-        assert found == entry * USD, "a published price finer than a nano-USD a million tokens"
-        return found
-
-    whole = nano(price.input_mtok) or 0
-    cached, write = nano(price.cache_read_mtok), nano(price.cache_write_mtok)
-    return Prices(
-        whole, whole if cached is None else cached, whole if write is None else write, nano(price.output_mtok) or 0
-    )
