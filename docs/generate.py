@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.local.settings import StackSettings
+from services.billing.settings import Settings as BillingSettings
 from services.conversation.settings import Settings as ConversationSettings
 from services.gateway.settings import Settings as GatewaySettings
 
@@ -39,6 +40,7 @@ SECTIONS: tuple[tuple[str, str, type[Any]], ...] = (
     ),
     ("Gateway", "`python -m services.gateway`", GatewaySettings),
     ("Conversation", "`python -m services.conversation`", ConversationSettings),
+    ("Billing", "`python -m services.billing`", BillingSettings),
 )
 MIGRATION = """\
 
@@ -53,6 +55,9 @@ It connects as the owner of the database and needs all three.
 | `CONVERSATION_MIGRATION_URL` | must be set | Postgres, as a role that may create roles and schemas. **secret** |
 | `CONVERSATION_ROLE_PASSWORD` | must be set | Password of the role threadloom_conversation. **secret** |
 | `CONVERSATION_ENGINE_ROLE_PASSWORD` | must be set | Password of the role threadloom_conversation_engine. **secret** |
+
+`python -m services.billing.migrate` does the same for billing, with `BILLING_MIGRATION_URL`,
+`BILLING_ROLE_PASSWORD` (of threadloom_billing) and `BILLING_ENGINE_ROLE_PASSWORD` (of threadloom_billing_engine).
 """
 
 

@@ -45,6 +45,9 @@ CLASSES: dict[str, Class] = {
     "UNAVAILABLE": Class(14, 503, True),
     "INTERNAL": Class(13, 500, False),
     "ALREADY_EXISTS": Class(6, 409, False),
+    "MODEL_NOT_PRICED": Class(9, 409, False),
+    "QUOTA_EXCEEDED": Class(8, 402, False),
+    "AI_BUDGET_EXCEEDED": Class(8, 402, False),
 }
 
 

@@ -10,11 +10,12 @@ from grpc import aio
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from kit import pages
 from kit.callers import Caller, Role, current_caller, is_user_id
 from kit.db import transaction
 from kit.errors import ServiceError, invalid, not_found, thread_not_found, unavailable
 from kit.ids import new_id, parse_id
-from services.conversation import limits, pages, translate
+from services.conversation import limits, translate
 from services.conversation.admission import Admission, check_known
 from services.conversation.domain import checks
 from services.conversation.following import Followed, Hub, cursor_expired

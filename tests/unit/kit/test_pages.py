@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit import pages
 from kit.errors import ServiceError
-from services.conversation import pages
 
 ID = UUID("01900000-0000-7000-8000-000000000001")
 PLACES = st.lists(st.integers(0, 10**18 - 1), min_size=1, max_size=3)

@@ -1,0 +1,100 @@
+"""SQL for what admins set: prices, quotas and caps."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+# The project whose prices hold for all; no real one has this id.
+EVERY_PROJECT = UUID(int=0)
+
+
+@dataclass(frozen=True)
+class PriceRow:
+    """A price as stored; `rates` is a billing.v1.Rates."""
+
+    project_id: UUID
+    model: str
+    rates: bytes
+    updated_at: datetime
+
+
+SET_PRICE = text(
+    "INSERT INTO billing.model_prices (project_id, model, rates) VALUES (:project, :model, :rates)"
+    " ON CONFLICT (project_id, model) DO UPDATE SET rates = excluded.rates, updated_at = clock_timestamp()"
+    " RETURNING project_id, model, rates, updated_at"
+)
+# The project's own price before that of every project.
+FIND_RATES = text(
+    "SELECT rates FROM billing.model_prices WHERE model = :model AND project_id IN (:project, :every)"
+    " ORDER BY project_id = :every LIMIT 1"
+)
+LIST_PRICES = text(
+    "SELECT project_id, model, rates, updated_at FROM billing.model_prices WHERE project_id IN (:project, :every)"
+    " AND (model, project_id) > (:after, :after_project) ORDER BY model, project_id LIMIT :limit"
+)
+SET_QUOTA = text(
+    "INSERT INTO billing.quotas (project_id, user_id, period, limit_nano) VALUES (:project, :user, :period, :limit)"
+    " ON CONFLICT (project_id, user_id) DO UPDATE SET period = excluded.period, limit_nano = excluded.limit_nano"
+)
+DELETE_QUOTA = text("DELETE FROM billing.quotas WHERE project_id = :project AND user_id = :user")
+GET_QUOTA = text("SELECT period, limit_nano FROM billing.quotas WHERE project_id = :project AND user_id = :user")
+SET_CAP = text(
+    "INSERT INTO billing.spend_caps (project_id, period, limit_nano) VALUES (:project, :period, :limit)"
+    " ON CONFLICT (project_id, period) DO UPDATE SET limit_nano = excluded.limit_nano"
+)
+DELETE_CAP = text("DELETE FROM billing.spend_caps WHERE project_id = :project AND period = :period")
+GET_CAPS = text("SELECT period, limit_nano FROM billing.spend_caps WHERE project_id = :project ORDER BY period")
+
+
+async def set_price(tx: AsyncConnection, project: UUID, model: str, rates: bytes) -> PriceRow:
+    """Keeps a price."""
+    row = (await tx.execute(SET_PRICE, {"project": project, "model": model, "rates": rates})).one()
+    return PriceRow(*row)
+
+
+async def find_rates(tx: AsyncConnection, project: UUID, model: str) -> bytes | None:
+    """The price that holds for the project, or None when nobody set one."""
+    values = {"project": project, "model": model, "every": EVERY_PROJECT}
+    found: bytes | None = (await tx.execute(FIND_RATES, values)).scalar_one_or_none()
+    return found
+
+
+async def list_prices(
+    tx: AsyncConnection, project: UUID, *, after: tuple[str, UUID] | None, limit: int
+) -> list[PriceRow]:
+    """At most `limit` prices that hold for the project, by model, after the given place."""
+    model, last = after or ("", EVERY_PROJECT)
+    values = {"project": project, "every": EVERY_PROJECT, "after": model, "after_project": last, "limit": limit}
+    return [PriceRow(*row) for row in await tx.execute(LIST_PRICES, values)]
+
+
+async def set_quota(tx: AsyncConnection, project: UUID, user: str, period: str, limit: int | None) -> None:
+    """Keeps a user's quota in nano-USD; None removes it."""
+    values = {"project": project, "user": user, "period": period, "limit": limit}
+    if limit is None:
+        await tx.execute(DELETE_QUOTA, values)
+    else:
+        await tx.execute(SET_QUOTA, values)
+
+
+async def get_quota(tx: AsyncConnection, project: UUID, user: str) -> tuple[str, int] | None:
+    """(period, limit) of a user."""
+    row = (await tx.execute(GET_QUOTA, {"project": project, "user": user})).one_or_none()
+    return None if row is None else (row.period, row.limit_nano)
+
+
+async def set_cap(tx: AsyncConnection, project: UUID, period: str, limit: int | None) -> None:
+    """Keeps a project's cap in nano-USD; None removes it."""
+    values = {"project": project, "period": period, "limit": limit}
+    if limit is None:
+        await tx.execute(DELETE_CAP, values)
+    else:
+        await tx.execute(SET_CAP, values)
+
+
+async def get_caps(tx: AsyncConnection, project: UUID) -> list[tuple[str, int]]:
+    """(period, limit) of each cap."""
+    return [(period, limit) for period, limit in await tx.execute(GET_CAPS, {"project": project})]
