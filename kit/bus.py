@@ -97,7 +97,7 @@ class Bus:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if not self._client.is_closed:
+        if self._client.is_connected or self._client.is_reconnecting:
             await self._client.close()
 
     async def _connect(self) -> None:

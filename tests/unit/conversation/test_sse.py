@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.conversation.providers.sse import DataLines
+from services.conversation.providers.sse import DataLines, LineTooLong
 
 LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 LINES = st.one_of(
@@ -87,3 +87,16 @@ def test_a_line_that_grows_byte_by_byte_is_scanned_once() -> None:
     for _ in range(20_000):
         assert lines.feed(b"x") == []
     assert lines.feed(b"\n\n") == [b"x" * 20_000]
+
+
+def test_a_line_is_taken_up_to_the_bound_and_refused_beyond_it() -> None:
+    lines = DataLines(max_bytes=100)
+    assert lines.feed(b"data:" + b"x" * 95) == []
+    assert lines.feed(b"\n\n") == [b"x" * 95]
+    with pytest.raises(LineTooLong):
+        DataLines(max_bytes=100).feed(b"data:" + b"x" * 96)
+
+
+def test_many_data_lines_of_one_event_count_together() -> None:
+    with pytest.raises(LineTooLong):
+        DataLines(max_bytes=100).feed(b"data: 12345\n" * 20)

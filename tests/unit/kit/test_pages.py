@@ -92,3 +92,11 @@ def test_a_time_beyond_the_calendar_is_refused() -> None:
     assert pages.decode_time(pages.encode(end, ID)) is not None
     with pytest.raises(ServiceError):
         pages.decode_time(pages.encode(end + 1, ID))
+
+
+def test_a_page_ends_at_its_bytes_or_its_entries_and_holds_at_least_one() -> None:
+    assert pages.fitting([], 10, 100) == 0
+    assert pages.fitting([1000], 10, 100) == 1
+    assert pages.fitting([50, 50], 10, 100) == 2
+    assert pages.fitting([50, 51], 10, 100) == 1
+    assert pages.fitting([1] * 20, 10, 100) == 10
