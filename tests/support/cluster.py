@@ -33,6 +33,7 @@ from tests.support.databases import Database
 CREDENTIAL = "service-credential-of-tests"
 MODEL = "fake-model"
 READY_SECONDS = 30.0
+KILL_SECONDS = 5.0  # the kernel needs milliseconds
 TEND_SECONDS = 0.05
 LOG_LINES = 40
 
@@ -125,8 +126,10 @@ class Cluster:
         return self._child(service, index).program.log.read_text(errors="replace")
 
     def kill(self, service: str, index: int = 1) -> None:
-        """SIGKILL. Of Postgres only the postmaster: its children notice by themselves."""
-        self._child(service, index).send(signal.SIGKILL)
+        """SIGKILL, and its end. Of Postgres only the postmaster: its children notice by themselves."""
+        child = self._child(service, index)
+        child.send(signal.SIGKILL)
+        wait_until(lambda: child.exit_code is not None, KILL_SECONDS)
 
     def terminate(self, service: str, index: int = 1) -> None:
         """The orderly stop: SIGTERM, of Postgres SIGINT."""
