@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from kit.errors import ServiceError
 from services.conversation import translate
 from services.conversation.domain import endings, events
-from services.conversation.domain.fold import RunState, add_usage
+from services.conversation.domain.fold import RunState
+from services.conversation.domain.usage import add_usage
 from services.conversation.store.messages import MessageRow
 from tests.unit.conversation.logs import continued_runs, finished_runs, fold, numbered, text_left, thinking, usage
 from threadloom.conversation.v1.message_pb2 import Usage
@@ -36,6 +37,9 @@ def a_streaming_row(text: str, text_seq: int) -> MessageRow:
         tokens_out=0,
         thinking_tokens=0,
         cached_tokens=0,
+        cache_write_tokens=0,
+        cost_nano=0,
+        cost_credits=0,
         usage_estimated=False,
         latency_ms=0,
         finish_reason="",
