@@ -37,7 +37,7 @@ def end_step(step: int, reason: str, usage: Usage) -> RunEvent:
     return events.step_finished(StepFinished(step=step, finish_reason=reason, usage=usage))
 
 
-def finish(reason: str, model: str, latency_seconds: float, untold: Usage) -> RunEvent:
+def finish(reason: str, model: str, latency_seconds: float, untold: Usage | None = None) -> RunEvent:
     """The run's end with a reply; `complete` fills in what only the whole log knows.
 
     `untold` is what was consumed and no event says: a call that was cut before its answer began.
@@ -67,7 +67,9 @@ def _total(state: RunState, end: RunFinished | RunFailed, credits_per_usd: int) 
     end.cost_credits = credits(end.usage.cost.nano_usd, credits_per_usd)
 
 
-def fail(error: ServiceError, *, before_reply: bool, trace: str, step: int, untold: Usage) -> list[RunEvent]:
+def fail(
+    error: ServiceError, *, before_reply: bool, trace: str, step: int, untold: Usage | None = None
+) -> list[RunEvent]:
     """The run's end without a whole reply, told by an error trace first. `untold`: see `finish`."""
     told = to_event_error(error)
     failed = RunEvent(run_failed=RunFailed(error=told, before_reply=before_reply, usage=untold))
