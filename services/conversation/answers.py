@@ -6,7 +6,7 @@ Decisions are `domain`'s; what is decided is committed through the journal.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 from uuid import UUID
 
@@ -35,6 +35,7 @@ from services.conversation.domain.usage import add_usage, estimated, priced
 from services.conversation.journal import Journal, MakeStatements, Publish, RunLostError
 from services.conversation.owned_run import OwnedRun, Stop
 from services.conversation.ownership import Ownership
+from services.conversation.provider_keys import ProviderKeys
 from services.conversation.providers.model import ModelClient, ModelRequest, ProviderFailure
 from services.conversation.settings import OutputLimits, TurnLimits
 from services.conversation.store import log as event_log
@@ -54,16 +55,14 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Answering:
-    """What every answer needs. `client` is None when no provider is configured.
-
-    `wake_outbox` is told when a commit may have put something there.
-    """
+    """What every answer needs. `wake_outbox` is told when a commit may have put something there."""
 
     pool: psycopg_pool.AsyncConnectionPool
     journal: Journal
     publish: Publish
     ownership: Ownership
-    client: ModelClient | None
+    client: ModelClient
+    keys: ProviderKeys
     billing: Billing
     wake_outbox: Callable[[], None]
     turn: TurnLimits
@@ -172,12 +171,17 @@ class Answer:
     async def _make_call(self, call: ModelCall) -> bool:
         """Holds the call's money, then reads the answer. False when a time limit ended it; a stop leaves `run.stop`."""
         run, client = self._run, self._with.client
-        if client is None:
-            call.failure = ProviderFailure(endings.not_configured(), is_retryable=False)
+        try:
+            key = await self._with.keys.key_for(run.log.project_id, client.provider, self._insist)
+        except ServiceError as error:
+            call.failure = ProviderFailure(error, is_retryable=False)
+            return True
+        call.request = replace(call.request, api_key=key)
+        if run.is_asked_to_stop.is_set():
             return True
         if not await self._hold(call):
             return False
-        if call.hold is None or run.stop is not None:
+        if call.hold is None or run.is_asked_to_stop.is_set():
             return True
         await self._record_sending(call)
         if run.is_asked_to_stop.is_set():

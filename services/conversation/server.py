@@ -20,6 +20,7 @@ from services.conversation.journal import Journal
 from services.conversation.outbox import Outbox
 from services.conversation.ownership import Ownership
 from services.conversation.projects_servicer import ProjectServicer
+from services.conversation.provider_keys import ProviderKeys
 from services.conversation.providers.openai_chat import OpenAIChat
 from services.conversation.runner import Runner
 from services.conversation.servicer import ConversationServicer
@@ -90,10 +91,8 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         snapshots.start()
         stack.push_async_callback(snapshots.stop)
         ownership = Ownership(dsn, pool, journal, bus)
-        client = None
-        if settings.openai_api_key != "-":
-            client = OpenAIChat(settings.openai_base_url, settings.openai_api_key, settings.call_seconds)
-            stack.push_async_callback(client.close)
+        client = OpenAIChat(settings.openai_base_url, settings.call_seconds)
+        stack.push_async_callback(client.close)
         billing = Billing(settings.billing, settings.credential)
         stack.push_async_callback(billing.close)
         outbox = Outbox(pool, senders(billing))
@@ -106,6 +105,7 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
                 publish=hub.publish,
                 ownership=ownership,
                 client=client,
+                keys=ProviderKeys(settings.secret_keys, settings.own_provider_keys),
                 billing=billing,
                 wake_outbox=outbox.wake,
                 turn=settings.turn,
@@ -115,7 +115,7 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         ownership.on_claimed = runner.take_over
         await ownership.start()
         stack.push_async_callback(ownership.stop)
-        sweeper = Sweeper(pool, settings.event_kept_seconds, settings.event_kept_bytes)
+        sweeper = Sweeper(pool, settings.event_kept_seconds, settings.event_kept_bytes, settings.secret_keys)
         sweeper.start()
         stack.push_async_callback(sweeper.stop)
 
@@ -124,7 +124,7 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         server = Server(settings.credential, [service.full_name for service in names])
         conversation = ConversationServicer(engine, admission, hub, runner, ownership)
         add_ConversationServiceServicer_to_server(conversation, server.grpc)
-        add_ProjectServiceServicer_to_server(ProjectServicer(engine), server.grpc)
+        add_ProjectServiceServicer_to_server(ProjectServicer(engine, settings.secret_keys), server.grpc)
         await reading  # or the first run would wait for it
         port = await server.start(settings.listen)
         log.info("ready", port=port, worker_id=str(ownership.worker_id))
