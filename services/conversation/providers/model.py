@@ -1,7 +1,7 @@
 """What the runner asks of a model and what it gets back, whichever provider answers."""
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kit.errors import ServiceError
