@@ -14,6 +14,8 @@ CREDITS_PER_USD_MAX = 1_000_000_000
 
 # One text for each amount: no plus, no leading zeros, no minus zero.
 USD_TEXT = re.compile(r"(-?)(0|[1-9][0-9]*)\.([0-9]{9})")
+# What people write: 5, 0.15, 007.5. No sign, exponent, blank or separator, and never a rounding.
+WRITTEN_USD = re.compile(r"0*([0-9]+)(?:\.([0-9]{1,9}))?")
 
 
 def format_usd(nano: int) -> str:
@@ -37,6 +39,20 @@ def parse_usd(text: str) -> int:
     if sign and not nano:
         raise ValueError("must be USD with 9 decimals, such as 0.000150000")
     return -nano if sign else nano
+
+
+def read_usd(text: str) -> int:
+    """Nano-USD of an amount as people write it, digits with at most 9 decimals; raises ValueError for all else."""
+    found = WRITTEN_USD.fullmatch(text)
+    if found is None:
+        raise ValueError("must be USD in plain digits with at most 9 decimals, such as 0.15")
+    whole, decimals = found.groups()
+    if len(whole) > len(str(NANO_MAX)):  # Python refuses to read thousands of digits
+        raise ValueError("is more than an amount can hold")
+    nano = int(whole) * NANO_PER_USD + int((decimals or "").ljust(9, "0"))
+    if nano > NANO_MAX:
+        raise ValueError("is more than an amount can hold")
+    return nano
 
 
 def micro_usd(nano: int) -> int:
