@@ -1,10 +1,15 @@
-"""The published price list (genai-prices, data inside the wheel, no network) as rates."""
+"""The published price list (genai-prices, data inside the wheel, no network) as rates.
 
+The list matches slugs by patterns too, so that one that is not on it may get the price of
+one it resembles. Here a slug is priced only when it is listed (docs/decisions/0013).
+"""
+
+import re
+from datetime import datetime
 from decimal import Decimal
-from functools import lru_cache
 
-from genai_prices import Usage, calc_price
-from genai_prices.types import ModelPrice, TieredPrices
+from genai_prices.data_snapshot import get_snapshot
+from genai_prices.types import ClauseEquals, ClauseOr, MatchLogic, ModelInfo, ModelPrice, TieredPrices
 
 from kit.money import NANO_PER_USD
 from kit.pricing import Prices, Rates, Tier
@@ -14,15 +19,39 @@ Entry = Decimal | TieredPrices | None
 # of ours has any.
 PRICED = {"input_mtok", "cache_read_mtok", "cache_write_mtok", "output_mtok", "requests_kcount"}
 REQUESTS_PER_PRICE = 1000
+# How makers name a snapshot of a model: claude-sonnet-4-5-20250929, gpt-4o-mini-2024-07-18.
+SNAPSHOT = re.compile(r"-20\d\d(-?)(0[1-9]|1[0-2])\1(0[1-9]|[12]\d|3[01])")
 
 
-@lru_cache(maxsize=1024)
-def published_rates(model: str) -> Rates | None:
-    """The rates of a model on the list; None when it is not on it or its prices are not exact in nano-USD."""
+def published_rates(model: str, at: datetime) -> Rates | None:
+    """The rates of a listed model at a time: some have a price by night, or from a day on.
+
+    None when it is not listed or its prices are not exact in nano-USD.
+    """
+    listed = _listed(model.lower())
     try:
-        return rates_of(calc_price(Usage(input_tokens=0, output_tokens=0), model).model_price)
-    except (LookupError, ValueError):
+        return None if listed is None else rates_of(listed.get_prices(at))
+    except ValueError:
         return None
+
+
+def _listed(slug: str) -> ModelInfo | None:
+    """The model that is listed under this very name, or of which the name is a dated snapshot, at its maker."""
+    makers = (one for one in get_snapshot().providers if one.model_match is not None and one.model_match.is_match(slug))
+    maker = next(makers, None)
+    found = None if maker is None else maker.find_model(slug)
+    if found is None:
+        return None
+    dated = SNAPSHOT.search(slug)
+    undated = slug[: dated.start()] if dated and dated.end() == len(slug) else slug
+    return found if {slug, undated} & {found.id.lower(), *_names(found.match)} else None
+
+
+def _names(match: MatchLogic) -> set[str]:
+    """The names a model is listed under, patterns left out."""
+    if isinstance(match, ClauseEquals):
+        return {match.equals.lower()}
+    return set().union(*map(_names, match.or_)) if isinstance(match, ClauseOr) else set()
 
 
 def rates_of(price: ModelPrice) -> Rates:

@@ -3,6 +3,7 @@
 # --- what a caller may send
 MODEL_CHARS = 200  # longest model slug met in the wild is under 100
 TIERS_MAX = 10  # published lists have at most two
+RUNS_PER_MINUTE_MAX = 10**6  # says "no limit": holds of one user queue, and never pass so fast
 
 # --- pages
 PAGE, PAGE_MAX = 50, 200
@@ -14,6 +15,14 @@ WINDOW_SECONDS = 60.0  # the rate limit is per minute (R134)
 # --- upkeep
 SWEEP_SECONDS = 30.0
 SWEEP_HOLDS = 500  # freed in one round at most, so that a round ends
+# The ledger answers for a settled call for ever. Its hold only tells that the run was counted: longer than a run
+# goes on that waits for one approval after the other, a day each.
+SETTLED_HOLDS_KEPT_SECONDS = 7 * 24 * 3600.0
+# Of a call that was not booked nothing else is known. Longer than any outbox is down, so that a settle still finds
+# what to book by, and than a PlaceHold is on its way.
+UNBOOKED_HOLDS_KEPT_SECONDS = 35 * 24 * 3600.0
+REMOVED_HOLDS = 500  # in one statement, which is short then
+REMOVALS = 20  # statements a round and state: 333 holds a second
 RECONCILE_SECONDS = 300.0  # it reads the whole ledger
 
 # --- Postgres

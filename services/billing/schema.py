@@ -45,7 +45,7 @@ class ModelPrice(Base):
 
 
 class Quota(Base):
-    """What a user may spend in a period: day, month or total."""
+    """What a user may spend in a period: day, month or total. Of user_id '': every user who has no row."""
 
     __tablename__ = "quotas"
     project_id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -61,6 +61,15 @@ class SpendCap(Base):
     project_id: Mapped[UUID] = mapped_column(primary_key=True)
     period: Mapped[str] = mapped_column(primary_key=True)
     limit_nano: Mapped[int]
+
+
+class ProjectTerms(Base):
+    """What a project agreed to besides prices; NULL: the deployment's."""
+
+    __tablename__ = "project_terms"
+    project_id: Mapped[UUID] = mapped_column(primary_key=True)
+    credits_per_usd: Mapped[int | None]
+    runs_per_minute: Mapped[int | None]
 
 
 class Account(Base):
@@ -80,41 +89,52 @@ class Account(Base):
 
 
 class Hold(Base):
-    """Money set aside. `status`: open, settled, released, expired. `day` names its periods' accounts."""
+    """Money set aside. `status`: open, settled, released, expired. `day` names its periods' accounts.
+
+    A row without rates never was a hold: the call was released before it was asked for, and is barred.
+    """
 
     __tablename__ = "holds"
     __table_args__ = (
         Index(None, "project_id", "run_id"),
         Index("holds_open", "expires_at", postgresql_where=sql("status = 'open'")),
+        Index("holds_closed", "status", "closed_at", postgresql_where=sql("closed_at IS NOT NULL")),
     )
     api_call_id: Mapped[UUID] = mapped_column(primary_key=True)
     project_id: Mapped[UUID]
     user_id: Mapped[str]
     run_id: Mapped[UUID]
     thread_id: Mapped[UUID]
+    message_id: Mapped[UUID]
     model: Mapped[str]
     input_max: Mapped[int]
     output_max: Mapped[int]
     output_min: Mapped[int]
     output_granted: Mapped[int]
     amount_nano: Mapped[int]
-    rates: Mapped[bytes]
+    rates: Mapped[bytes | None]
+    credits_per_usd: Mapped[int]
     status: Mapped[str] = mapped_column(server_default="open")
     day: Mapped[date]
     placed_at: Mapped[datetime] = mapped_column(server_default=NOW)
     expires_at: Mapped[datetime]
+    closed_at: Mapped[datetime | None]
 
 
 class LedgerRow(Base):
     """One call, once. Outlives its thread and its user."""
 
     __tablename__ = "cost_ledger"
-    __table_args__ = (Index(None, "project_id", "booked_at", "api_call_id"),)
+    __table_args__ = (
+        Index(None, "project_id", "booked_at", "api_call_id"),
+        Index(None, "project_id", "user_id", "booked_at", "api_call_id"),
+    )
     api_call_id: Mapped[UUID] = mapped_column(primary_key=True)
     project_id: Mapped[UUID]
     user_id: Mapped[str]
     run_id: Mapped[UUID]
     thread_id: Mapped[UUID]
+    message_id: Mapped[UUID]
     model: Mapped[str]
     tokens_in: Mapped[int]
     cached_tokens: Mapped[int]

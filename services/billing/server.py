@@ -10,6 +10,7 @@ from kit.db import request_engine
 from kit.serving import Server
 from kit.telemetry import log
 from services.billing import limits
+from services.billing.domain.terms import Terms
 from services.billing.servicer import BillingServicer
 from services.billing.settings import Settings
 from services.billing.upkeep import Upkeep
@@ -49,8 +50,9 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         upkeep = Upkeep(pool)
         upkeep.start()
         stack.push_async_callback(upkeep.stop)
+        defaults = Terms(settings.credits_per_usd, settings.runs_per_minute)
         server = Server(settings.credential, [service.full_name for service in DESCRIPTOR.services_by_name.values()])
-        add_BillingServiceServicer_to_server(BillingServicer(engine, settings.runs_per_minute), server.grpc)
+        add_BillingServiceServicer_to_server(BillingServicer(engine, defaults), server.grpc)
         port = await server.start(settings.listen)
         log.info("ready", port=port)
         if on_ready is not None:

@@ -1,5 +1,6 @@
 """The RPCs of BillingService: who may ask, one transaction each, the answer. No SQL."""
 
+from datetime import UTC, datetime
 from uuid import UUID
 
 from grpc import aio
@@ -9,12 +10,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from kit import pages
 from kit.callers import Caller, Role, current_caller, is_user_id
 from kit.db import transaction
-from kit.errors import ServiceError, invalid
+from kit.errors import ServiceError, invalid, not_found
 from kit.telemetry import log
 from services.billing import limits, translate
 from services.billing.catalogue import published_rates
 from services.billing.domain.periods import PERIODS, WHOLE_PROJECT
-from services.billing.store import accounts, holds, rules
+from services.billing.domain.terms import Terms
+from services.billing.store import accounts, holds, ledger, rules
+from services.billing.store.rules import EVERY_USER
 from threadloom.billing.v1 import billing_service_pb2 as api
 from threadloom.billing.v1 import billing_service_pb2_grpc as api_grpc
 from threadloom.billing.v1.price_pb2 import Rates as RatesMessage
@@ -27,38 +30,41 @@ ALARMS = Counter("threadloom_billing_alarms_total", "Numbers that should agree a
 class BillingServicer(api_grpc.BillingServiceServicer):
     """See billing_service.proto."""
 
-    def __init__(self, engine: AsyncEngine, runs_per_minute: int) -> None:
-        self._engine, self._runs_per_minute = engine, runs_per_minute
+    def __init__(self, engine: AsyncEngine, defaults: Terms) -> None:
+        self._engine, self._defaults = engine, defaults
 
     async def PlaceHold(self, request: api.PlaceHoldRequest, context: Context) -> api.PlaceHoldResponse:
         """Sets money aside."""
         who = _mover(request.project_id)
-        call = translate.call_in(request, _user_in(request.user_id))
+        call, wish = translate.call_in(request, _user_in(request.user_id)), translate.wish_in(request)
         async with transaction(self._engine, who) as tx:
             # Before the price: a call that has its hold keeps it, whatever became of the model's price.
-            row = await holds.get(tx, call)
+            row = await holds.get(tx, call, wish)
             if row is None:
-                rates = await _rates(tx, call.project, call.model)
-                row = await holds.place(
-                    tx,
-                    call,
-                    translate.rates_of(rates),
-                    rates.SerializeToString(),
-                    runs_per_minute=self._runs_per_minute,
-                )
+                stored = await _rates(tx, call.project, call.model)
+                rates = translate.rates_of(RatesMessage.FromString(stored))
+                terms = await rules.get_terms(tx, call.project, self._defaults)
+                row = await holds.place(tx, call, wish, rates, stored, terms)
         return api.PlaceHoldResponse(hold=translate.hold_out(row))
 
     async def Settle(self, request: api.SettleRequest, context: Context) -> api.SettleResponse:
         """Books a call."""
         who, usage = _mover(request.project_id), translate.usage_in(request.usage)
-        id, reported = translate.id_in(request.api_call_id, "api_call_id"), request.cost.nano_usd
+        id, estimated = translate.id_in(request.api_call_id, "api_call_id"), request.estimated
+        reported, is_new = request.cost.nano_usd, False
         try:
             async with transaction(self._engine, who) as tx:
                 hold = await holds.lock(tx, _project_of(who), id)
-                rates = translate.rates_of(RatesMessage.FromString(hold.rates))
-                entry, is_new = await holds.settle(
-                    tx, hold, rates, usage, estimated=request.estimated, reported=reported
-                )
+                entry = await ledger.get(tx, _project_of(who), id)
+                if entry is not None:
+                    ledger.check_same(entry, usage, estimated=estimated, reported=reported)
+                elif hold is None:
+                    raise not_found("hold")
+                else:
+                    # A call that was barred was made all the same: nobody priced it, so it has today's price.
+                    stored = hold.rates if hold.rates is not None else await _rates(tx, hold.project_id, hold.model)
+                    rates, is_new = translate.rates_of(RatesMessage.FromString(stored)), True
+                    entry = await holds.settle(tx, hold, rates, usage, estimated=estimated, reported=reported)
         except ServiceError as error:
             if error.reason == "IDEMPOTENCY_KEY_REUSED":
                 ALARMS.labels("settled twice").inc()
@@ -73,10 +79,11 @@ class BillingServicer(api_grpc.BillingServiceServicer):
         return api.SettleResponse(entry=translate.entry_out(entry))
 
     async def Release(self, request: api.ReleaseRequest, context: Context) -> api.ReleaseResponse:
-        """Frees a hold."""
-        who, id = _mover(request.project_id), translate.id_in(request.api_call_id, "api_call_id")
+        """Frees a hold, or bars a call that has none."""
+        who, call = _mover(request.project_id), translate.call_in(request, _user_in(request.user_id))
         async with transaction(self._engine, who) as tx:
-            status = await holds.release(tx, await holds.lock(tx, _project_of(who), id))
+            terms = await rules.get_terms(tx, call.project, self._defaults)
+            status = await holds.release(tx, call, terms.credits_per_usd)
         return api.ReleaseResponse(state=translate.STATES[status])
 
     async def SetPrice(self, request: api.SetPriceRequest, context: Context) -> api.SetPriceResponse:
@@ -106,13 +113,15 @@ class BillingServicer(api_grpc.BillingServiceServicer):
 
     async def SetQuota(self, request: api.SetQuotaRequest, context: Context) -> api.SetQuotaResponse:
         """Sets a quota."""
-        who, user = _admin(request.project_id), _user_in(request.user_id)
-        period = translate.period_in(request.period)
+        who, period = _admin(request.project_id), translate.period_in(request.period)
+        user = _user_in(request.user_id) if request.user_id else EVERY_USER
         limit = translate.limit_in(request.limit) if request.HasField("limit") else None
         async with transaction(self._engine, who) as tx:
             await rules.set_quota(tx, _project_of(who), user, period, limit)
             if limit is None:
                 return api.SetQuotaResponse()
+            if user == EVERY_USER:
+                return api.SetQuotaResponse(quota=translate.default_quota_out(period, limit))
             day = await accounts.today(tx)
             sums = await accounts.read(tx, _project_of(who), user, period, day)
         return api.SetQuotaResponse(quota=translate.period_out(period, *sums, limit))
@@ -120,12 +129,14 @@ class BillingServicer(api_grpc.BillingServiceServicer):
     async def GetQuota(self, request: api.GetQuotaRequest, context: Context) -> api.GetQuotaResponse:
         """Reads a quota."""
         who = _reader(request.project_id)
-        user = _user_in(_own(who, request.user_id))
+        user = _own(who, request.user_id) or EVERY_USER
         async with transaction(self._engine, who) as tx:
             found = await rules.get_quota(tx, _project_of(who), user)
             if found is None:
                 return api.GetQuotaResponse()
             period, limit = found
+            if user == EVERY_USER:
+                return api.GetQuotaResponse(quota=translate.default_quota_out(period, limit))
             sums = await accounts.read(tx, _project_of(who), user, period, await accounts.today(tx))
         return api.GetQuotaResponse(quota=translate.period_out(period, *sums, limit))
 
@@ -168,12 +179,27 @@ class BillingServicer(api_grpc.BillingServiceServicer):
             ]
         return api.GetUsageResponse(periods=periods)
 
+    async def SetTerms(self, request: api.SetTermsRequest, context: Context) -> api.SetTermsResponse:
+        """Sets terms."""
+        who, given = _admin(request.project_id), translate.terms_in(request.terms)
+        async with transaction(self._engine, who) as tx:
+            await rules.set_terms(tx, _project_of(who), *given)
+            terms = await rules.get_terms(tx, _project_of(who), self._defaults)
+        return api.SetTermsResponse(terms=translate.terms_out(terms))
+
+    async def GetTerms(self, request: api.GetTermsRequest, context: Context) -> api.GetTermsResponse:
+        """Reads the terms in force."""
+        who = _admin(request.project_id)
+        async with transaction(self._engine, who) as tx:
+            terms = await rules.get_terms(tx, _project_of(who), self._defaults)
+        return api.GetTermsResponse(terms=translate.terms_out(terms))
+
     async def ListLedger(self, request: api.ListLedgerRequest, context: Context) -> api.ListLedgerResponse:
         """Lists ledger entries."""
         who, size = _reader(request.project_id), _size(request.page_size)
         user, before = _own(who, request.user_id), pages.decode_time(request.page_token)
         async with transaction(self._engine, who) as tx:
-            rows = await holds.list_entries(tx, _project_of(who), user, before=before, limit=size + 1)
+            rows = await ledger.list_entries(tx, _project_of(who), user, before=before, limit=size + 1)
         last = rows[size - 1] if len(rows) > size else None
         return api.ListLedgerResponse(
             entries=[translate.entry_out(row) for row in rows[:size]],
@@ -181,15 +207,15 @@ class BillingServicer(api_grpc.BillingServiceServicer):
         )
 
 
-async def _rates(tx: AsyncConnection, project: UUID, model: str) -> RatesMessage:
-    """The project's price, that of every project, or the published one; never nothing."""
+async def _rates(tx: AsyncConnection, project: UUID, model: str) -> bytes:
+    """The project's price, that of every project, or the published one, as stored; never nothing."""
     stored = await rules.find_rates(tx, project, model)
     if stored is not None:
-        return RatesMessage.FromString(stored)
-    published = published_rates(model)
+        return stored
+    published = published_rates(model, datetime.now(UTC))
     if published is None:
         raise translate.not_priced(model)
-    return translate.rates_out(published)
+    return translate.rates_out(published).SerializeToString()
 
 
 def _mover(project: str) -> Caller:

@@ -1,5 +1,6 @@
 """Between stored rows, the numbers of kit.pricing and the messages of billing.v1; checks what callers send."""
 
+import re
 from datetime import datetime
 from uuid import UUID
 
@@ -8,16 +9,20 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from kit import pages
 from kit.errors import ServiceError, invalid
 from kit.ids import parse_id
-from kit.money import NANO_MAX
+from kit.money import CREDITS_PER_USD_MAX, NANO_MAX
 from kit.pricing import TOKENS_MAX, Prices, Rates, Tier, Usage
 from services.billing import limits
+from services.billing.domain.calls import Call
 from services.billing.domain.granting import Wish
-from services.billing.store.holds import Call, HoldRow, LedgerEntry, usage_of
+from services.billing.domain.terms import Terms
+from services.billing.store.holds import HoldRow
+from services.billing.store.ledger import LedgerEntry
 from services.billing.store.rules import EVERY_PROJECT, PriceRow
 from threadloom.billing.v1 import billing_service_pb2 as api
 from threadloom.billing.v1.hold_pb2 import Hold, HoldState
 from threadloom.billing.v1.price_pb2 import Price, PriceTier, TokenPrices
 from threadloom.billing.v1.price_pb2 import Rates as RatesMessage
+from threadloom.billing.v1.price_pb2 import Terms as TermsMessage
 from threadloom.billing.v1.usage_pb2 import LedgerEntry as EntryMessage
 from threadloom.billing.v1.usage_pb2 import Period, PeriodUsage, TokenUsage
 from threadloom.common.v1.money_pb2 import Money
@@ -30,6 +35,8 @@ STATES = {
 }
 PERIODS = {"day": Period.PERIOD_DAY, "month": Period.PERIOD_MONTH, "total": Period.PERIOD_TOTAL}
 PERIOD_NAMES = {number: name for name, number in PERIODS.items()}
+# What a shell and make take as it is. A slug is a caller's text, and an operator types what we print.
+TYPED_AS_IT_IS = re.compile(r"[\w.:/@+-]+", re.ASCII)
 
 
 def money(nano: int) -> Money:
@@ -73,8 +80,21 @@ def period_in(number: int) -> str:
     return PERIOD_NAMES[Period.ValueType(number)]
 
 
-def call_in(request: api.PlaceHoldRequest, user: str) -> Call:
-    """The call a hold is asked for."""
+def call_in(request: api.PlaceHoldRequest | api.ReleaseRequest, user: str) -> Call:
+    """Whose call a request is about."""
+    return Call(
+        id_in(request.api_call_id, "api_call_id"),
+        id_in(request.project_id, "project_id"),
+        user,
+        id_in(request.run_id, "run_id"),
+        id_in(request.thread_id, "thread_id"),
+        id_in(request.message_id, "message_id"),
+        model_in(request.model),
+    )
+
+
+def wish_in(request: api.PlaceHoldRequest) -> Wish:
+    """The tokens a hold is asked for."""
     wish = Wish(request.input_tokens_max, request.max_output_tokens, request.min_output_tokens)
     if not 0 <= wish.input_max <= TOKENS_MAX:
         raise invalid("input_tokens_max", f"input_tokens_max must be 0 to {TOKENS_MAX}.")
@@ -82,15 +102,23 @@ def call_in(request: api.PlaceHoldRequest, user: str) -> Call:
         raise invalid("max_output_tokens", f"max_output_tokens must be 1 to {TOKENS_MAX}.")
     if not 1 <= wish.output_min <= wish.output_max:
         raise invalid("min_output_tokens", "min_output_tokens must be 1 to max_output_tokens.")
-    return Call(
-        id_in(request.api_call_id, "api_call_id"),
-        id_in(request.project_id, "project_id"),
-        user,
-        id_in(request.run_id, "run_id"),
-        id_in(request.thread_id, "thread_id"),
-        model_in(request.model),
-        wish,
-    )
+    return wish
+
+
+def terms_in(given: TermsMessage) -> tuple[int | None, int | None]:
+    """(credits for a USD, runs a minute) a caller sent; None where it sent none."""
+    credits = given.credits_per_usd if given.HasField("credits_per_usd") else None
+    runs = given.runs_per_minute if given.HasField("runs_per_minute") else None
+    if credits is not None and not 0 <= credits <= CREDITS_PER_USD_MAX:
+        raise invalid("credits_per_usd", f"credits_per_usd must be 0 to {CREDITS_PER_USD_MAX}.")
+    if runs is not None and not 1 <= runs <= limits.RUNS_PER_MINUTE_MAX:
+        raise invalid("runs_per_minute", f"runs_per_minute must be 1 to {limits.RUNS_PER_MINUTE_MAX}.")
+    return credits, runs
+
+
+def terms_out(terms: Terms) -> TermsMessage:
+    """Terms as a message."""
+    return TermsMessage(credits_per_usd=terms.credits_per_usd, runs_per_minute=terms.runs_per_minute)
 
 
 def usage_in(given: TokenUsage) -> Usage:
@@ -140,14 +168,15 @@ def hold_out(row: HoldRow) -> Hold:
         state=STATES[row.status],
         granted_output_tokens=row.output_granted,
         amount=money(row.amount_nano),
-        rates=RatesMessage.FromString(row.rates),
+        rates=None if row.rates is None else RatesMessage.FromString(row.rates),
         expire_time=timestamp(row.expires_at),
+        credits_per_usd=row.credits_per_usd,
     )
 
 
 def entry_out(row: LedgerEntry) -> EntryMessage:
     """A booked call as a message."""
-    usage = usage_of(row)
+    usage = row.usage
     return EntryMessage(
         api_call_id=str(row.api_call_id),
         project_id=str(row.project_id),
@@ -167,6 +196,7 @@ def entry_out(row: LedgerEntry) -> EntryMessage:
         above_hold=row.above_hold,
         late=row.late,
         create_time=timestamp(row.booked_at),
+        message_id=str(row.message_id),
     )
 
 
@@ -193,6 +223,11 @@ def price_place_in(token: str) -> tuple[str, UUID] | None:
         raise invalid("page_token", "This page token is not one we gave out.") from None
 
 
+def default_quota_out(period: str, limit: int) -> PeriodUsage:
+    """The quota of every user who has none: a limit without an account."""
+    return PeriodUsage(period=PERIODS[period], limit=money(limit))
+
+
 def period_out(period: str, held: int, spent: int, limit: int | None) -> PeriodUsage:
     """An account's sums as a message."""
     found = PeriodUsage(period=PERIODS[period], spent=money(spent), held=money(held))
@@ -203,9 +238,10 @@ def period_out(period: str, held: int, spent: int, limit: int | None) -> PeriodU
 
 def not_priced(model: str) -> ServiceError:
     """MODEL_NOT_PRICED; its message says what to do: a model without a price is refused, never free."""
-    return ServiceError(
-        "MODEL_NOT_PRICED", f"No price is known for the model {model}. Set one with SetPrice.", {"model": model}
-    )
+    named = model if TYPED_AS_IT_IS.fullmatch(model) else "<model>"
+    command = f"make price MODEL={named} IN=<USD per million input tokens> OUT=<USD per million output tokens>"
+    message = f"No price is known for the model {model}. Set one: {command}"
+    return ServiceError("MODEL_NOT_PRICED", message, {"model": model})
 
 
 def _prices_of(given: TokenPrices) -> Prices:

@@ -1,4 +1,4 @@
-"""Frees holds that nobody closed, and proves again and again that the books agree."""
+"""Frees holds that nobody closed, removes old ones, and proves again and again that the books agree."""
 
 import asyncio
 from dataclasses import dataclass
@@ -26,7 +26,20 @@ OF_HOLD = (
 )
 LOCK = f'SELECT FROM billing.accounts WHERE {OF_HOLD} ORDER BY user_id COLLATE "C", period, start FOR UPDATE'
 FREE = f"UPDATE billing.accounts SET held_nano = held_nano - %(amount)s WHERE {OF_HOLD}"
-EXPIRE = "UPDATE billing.holds SET status = 'expired' WHERE api_call_id = %(id)s"
+EXPIRE = "UPDATE billing.holds SET status = 'expired', closed_at = clock_timestamp() WHERE api_call_id = %(id)s"
+
+KEPT_SECONDS = {
+    "settled": limits.SETTLED_HOLDS_KEPT_SECONDS,
+    "released": limits.UNBOOKED_HOLDS_KEPT_SECONDS,
+    "expired": limits.UNBOOKED_HOLDS_KEPT_SECONDS,
+}
+# SKIP LOCKED: a late settle books it this moment.
+REMOVE = (
+    "DELETE FROM billing.holds WHERE api_call_id = ANY(ARRAY("
+    "SELECT api_call_id FROM billing.holds WHERE status = %(status)s"
+    " AND closed_at <= clock_timestamp() - make_interval(secs => %(kept)s) ORDER BY closed_at LIMIT %(most)s"
+    " FOR UPDATE SKIP LOCKED))"
+)
 
 # One statement, so one snapshot: what moves meanwhile is wholly in it or wholly not.
 COMPARE = """
@@ -89,6 +102,19 @@ class Upkeep:
         EXPIRED.inc(freed)
         return freed
 
+    async def remove(self) -> int:
+        """Removes holds that were closed long ago, in short statements; how many."""
+        removed = 0
+        async with self._pool.connection() as connection:
+            for status, kept in KEPT_SECONDS.items():
+                values = {"status": status, "kept": kept, "most": limits.REMOVED_HOLDS}
+                for _ in range(limits.REMOVALS):
+                    found = (await connection.execute(REMOVE.encode(), values)).rowcount
+                    removed += found
+                    if found < limits.REMOVED_HOLDS:
+                        break
+        return removed
+
     async def reconcile(self) -> list[Breach]:
         """Every account that is not the sum of its ledger rows and open holds."""
         async with self._pool.connection() as connection, connection.transaction():
@@ -116,6 +142,7 @@ class Upkeep:
             await asyncio.sleep(limits.SWEEP_SECONDS)
             try:
                 await self.sweep()
+                await self.remove()
             except (psycopg.Error, psycopg_pool.PoolTimeout) as error:
                 log.warning("sweep skipped", error=type(error).__name__)
 

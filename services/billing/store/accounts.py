@@ -24,9 +24,11 @@ MOVE = text(
     "UPDATE billing.accounts SET held_nano = held_nano + :held, spent_nano = spent_nano + :spent"
     " WHERE project_id = :project AND user_id = :user AND period = :period AND start = :start"
 )
+# A user's own quota wins over the default of its project (user '') entirely, whatever their periods.
 LIMITS = text(
-    "SELECT user_id, period, limit_nano FROM billing.quotas WHERE project_id = :project AND user_id = :user"
-    " UNION ALL SELECT '', period, limit_nano FROM billing.spend_caps WHERE project_id = :project"
+    "(SELECT true, period, limit_nano FROM billing.quotas WHERE project_id = :project AND user_id IN (:user, '')"
+    " ORDER BY user_id = '' LIMIT 1)"
+    " UNION ALL SELECT false, period, limit_nano FROM billing.spend_caps WHERE project_id = :project"
 )
 READ = text(
     "SELECT held_nano, spent_nano FROM billing.accounts WHERE project_id = :project AND user_id = :user"
@@ -62,12 +64,13 @@ async def move(tx: AsyncConnection, project: UUID, keys: Iterable[AccountKey], *
 async def limits_of(
     tx: AsyncConnection, project: UUID, user: str, day: date, sums: dict[AccountKey, Sums]
 ) -> Sequence[Limit]:
-    """The user's quota and the project's caps against the sums that `lock` found."""
+    """The user's quota (its own or the default) and the project's caps against the sums that `lock` found."""
     rows = await tx.execute(LIMITS, {"project": project, "user": user})
-    return [
-        Limit(owner == user, period, limit, sum(sums[AccountKey(owner, period, start_of(period, day))]))
-        for owner, period, limit in rows
-    ]
+    found = []
+    for is_quota, period, limit in rows:
+        key = AccountKey(user if is_quota else WHOLE_PROJECT, period, start_of(period, day))
+        found.append(Limit(is_quota, period, limit, sum(sums[key])))
+    return found
 
 
 async def read(tx: AsyncConnection, project: UUID, user: str, period: str, day: date) -> Sums:

@@ -1,227 +1,189 @@
-"""SQL for holds, the ledger and the rate limit. Each call of `place` and `settle` is one transaction's whole work."""
+"""SQL for holds. Each call of `place`, `settle` and `release` is one transaction's whole work.
+
+A call's row is made by whichever comes first, its PlaceHold or its Release, and whoever
+comes second finds it: both insert with ON CONFLICT DO NOTHING, which waits for the other's
+commit, and then read again. A Release that comes first leaves a row without rates, which
+bars the call: nothing is ever set aside for it.
+"""
 
 from dataclasses import dataclass
 from datetime import date, datetime
 from uuid import UUID
 
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from kit.errors import ServiceError, not_found
 from kit.pricing import Rates, Usage, cost
 from services.billing import limits
 from services.billing.domain import closing
-from services.billing.domain.granting import Wish, grant, wait_for_window
-from services.billing.store import accounts
+from services.billing.domain.calls import Call
+from services.billing.domain.granting import Wish, grant
+from services.billing.domain.terms import Terms
+from services.billing.store import accounts, ledger, rate_limit
+from services.billing.store.ledger import LedgerEntry, reused
 
 
 @dataclass(frozen=True)
 class HoldRow:
-    """A hold as stored."""
+    """A hold as stored. `rates` is a billing.v1.Rates; None: the call was barred before it had a hold."""
 
     api_call_id: UUID
     project_id: UUID
     user_id: str
     run_id: UUID
     thread_id: UUID
+    message_id: UUID
     model: str
     input_max: int
     output_max: int
     output_min: int
     output_granted: int
     amount_nano: int
-    rates: bytes
+    rates: bytes | None
+    credits_per_usd: int
     status: str
     day: date
     expires_at: datetime
 
+    @property
+    def call(self) -> Call:
+        """Whose it is."""
+        return Call(
+            self.api_call_id,
+            self.project_id,
+            self.user_id,
+            self.run_id,
+            self.thread_id,
+            self.message_id,
+            self.model,
+        )
 
-@dataclass(frozen=True)
-class LedgerEntry:
-    """A booked call as stored."""
-
-    api_call_id: UUID
-    project_id: UUID
-    user_id: str
-    run_id: UUID
-    thread_id: UUID
-    model: str
-    tokens_in: int
-    cached_tokens: int
-    cache_write_tokens: int
-    tokens_out: int
-    thinking_tokens: int
-    cost_nano: int
-    reported_nano: int
-    estimated: bool
-    above_hold: bool
-    late: bool
-    booked_at: datetime
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call somebody wants to make."""
-
-    id: UUID
-    project: UUID
-    user: str
-    run: UUID
-    thread: UUID
-    model: str
-    wish: Wish
+    @property
+    def wish(self) -> Wish:
+        """What was asked for; of a barred call nothing was."""
+        return Wish(self.input_max, self.output_max, self.output_min)
 
 
 HOLD = ", ".join(HoldRow.__dataclass_fields__)
-ENTRY = ", ".join(LedgerEntry.__dataclass_fields__)
 GET = text(f"SELECT {HOLD} FROM billing.holds WHERE api_call_id = :id AND project_id = :project")
 LOCK = text(f"SELECT {HOLD} FROM billing.holds WHERE api_call_id = :id AND project_id = :project FOR UPDATE")
-INSERT = text(
-    "INSERT INTO billing.holds (api_call_id, project_id, user_id, run_id, thread_id, model, input_max, output_max,"
-    " output_min, output_granted, amount_nano, rates, day, expires_at) VALUES (:id, :project, :user, :run, :thread,"
-    " :model, :input_max, :output_max, :output_min, :granted, :amount, :rates, :day,"
-    f" clock_timestamp() + make_interval(secs => :seconds)) RETURNING {HOLD}"
+PLACE = text(
+    "INSERT INTO billing.holds (api_call_id, project_id, user_id, run_id, thread_id, message_id, model, input_max,"
+    " output_max, output_min, output_granted, amount_nano, rates, credits_per_usd, day, expires_at)"
+    " VALUES (:id, :project, :user, :run, :thread, :message, :model, :input_max, :output_max, :output_min, :granted,"
+    " :amount, :rates, :credits, :day, clock_timestamp() + make_interval(secs => :seconds))"
+    f" ON CONFLICT DO NOTHING RETURNING {HOLD}"
 )
-SET_STATUS = text("UPDATE billing.holds SET status = :status WHERE api_call_id = :id")
-IS_COUNTED = text("SELECT EXISTS (SELECT FROM billing.holds WHERE project_id = :project AND run_id = :run)")
-ENSURE_WINDOW = text(
-    "INSERT INTO billing.rate_windows (project_id, user_id) VALUES (:project, :user) ON CONFLICT DO NOTHING"
+BAR = text(
+    "INSERT INTO billing.holds (api_call_id, project_id, user_id, run_id, thread_id, message_id, model, input_max,"
+    " output_max, output_min, output_granted, amount_nano, credits_per_usd, status, day, expires_at, closed_at)"
+    " VALUES (:id, :project, :user, :run, :thread, :message, :model, 0, 0, 0, 0, 0, :credits, :status, :day,"
+    " clock_timestamp(), clock_timestamp()) ON CONFLICT DO NOTHING"
 )
-# A window that has passed is read as empty; the user's accounts are locked, so nobody else counts meanwhile.
-WINDOW = text(
-    "SELECT CASE WHEN past THEN 0 ELSE used END, CASE WHEN past THEN 0 ELSE :seconds - age END FROM ("
-    " SELECT used, age, age >= :seconds AS past FROM (SELECT used,"
-    " extract(epoch FROM clock_timestamp() - started_at)::float8 AS age FROM billing.rate_windows"
-    " WHERE project_id = :project AND user_id = :user) aged) found"
-)
-COUNT = text(
-    "UPDATE billing.rate_windows SET used = CASE WHEN :used = 0 THEN 1 ELSE used + 1 END,"
-    " started_at = CASE WHEN :used = 0 THEN clock_timestamp() ELSE started_at END"
-    " WHERE project_id = :project AND user_id = :user"
-)
-GET_ENTRY = text(f"SELECT {ENTRY} FROM billing.cost_ledger WHERE api_call_id = :id AND project_id = :project")
-BOOK = text(
-    "INSERT INTO billing.cost_ledger (api_call_id, project_id, user_id, run_id, thread_id, model, tokens_in,"
-    " cached_tokens, cache_write_tokens, tokens_out, thinking_tokens, cost_nano, reported_nano, estimated, above_hold,"
-    " late, day) VALUES (:id, :project, :user, :run, :thread, :model, :input, :cached_input, :cache_write, :output,"
-    f" :reasoning, :cost, :reported, :estimated, :above_hold, :late, :day) RETURNING {ENTRY}"
-)
-LIST = text(
-    f"SELECT {ENTRY} FROM billing.cost_ledger WHERE project_id = :project"
-    " AND (CAST(:user AS text) = '' OR user_id = :user) AND (CAST(:before AS timestamptz) IS NULL"
-    " OR (booked_at, api_call_id) < (CAST(:before AS timestamptz), CAST(:before_id AS uuid)))"
-    " ORDER BY booked_at DESC, api_call_id DESC LIMIT :limit"
-)
+CLOSE = text("UPDATE billing.holds SET status = :status, closed_at = clock_timestamp() WHERE api_call_id = :id")
 
 
-async def get(tx: AsyncConnection, call: Call) -> HoldRow | None:
-    """The hold this call has already. Raises IDEMPOTENCY_KEY_REUSED when the id was used for another."""
+async def get(tx: AsyncConnection, call: Call, wish: Wish) -> HoldRow | None:
+    """What this call has already. Raises IDEMPOTENCY_KEY_REUSED when the id was used for another."""
     row = (await tx.execute(GET, {"id": call.id, "project": call.project})).one_or_none()
     if row is None:
         return None
     found = HoldRow(**row._mapping)
-    asked = Wish(found.input_max, found.output_max, found.output_min)
-    was = Call(found.api_call_id, found.project_id, found.user_id, found.run_id, found.thread_id, found.model, asked)
-    if was != call:
-        raise _reused()
+    if found.call != call or (found.rates is not None and found.wish != wish):
+        raise reused()
     return found
 
 
-async def place(tx: AsyncConnection, call: Call, rates: Rates, stored_rates: bytes, *, runs_per_minute: int) -> HoldRow:
+async def place(
+    tx: AsyncConnection, call: Call, wish: Wish, rates: Rates, stored_rates: bytes, terms: Terms
+) -> HoldRow:
     """Checks and books in one: the accounts are locked first, and stay so until the commit."""
     day = await accounts.today(tx)
     sums = await accounts.lock(tx, call.project, call.user, day)
-    if (found := await get(tx, call)) is not None:  # its twin was faster
+    if (found := await get(tx, call, wish)) is not None:  # its twin was faster
         return found
-    await _count_run(tx, call, runs_per_minute)
+    # After the hold: where that is removed, it was settled long ago.
+    if (entry := await ledger.get(tx, call.project, call.id)) is not None:
+        return _remembered(entry, call, wish, terms)
+    used = await rate_limit.look(tx, call, terms.runs_per_minute)
     limits_now = await accounts.limits_of(tx, call.project, call.user, day, sums)
-    granted = grant(rates, call.wish, limits_now)
+    granted = grant(rates, wish, limits_now)
     values = {
-        "id": call.id, "project": call.project, "user": call.user, "run": call.run, "thread": call.thread,
-        "model": call.model, "input_max": call.wish.input_max, "output_max": call.wish.output_max,
-        "output_min": call.wish.output_min, "granted": granted.output, "amount": granted.amount,
-        "rates": stored_rates, "day": day, "seconds": limits.HOLD_SECONDS,
+        **vars(call), **vars(wish), "granted": granted.output, "amount": granted.amount, "rates": stored_rates,
+        "credits": terms.credits_per_usd, "day": day, "seconds": limits.HOLD_SECONDS,
     }  # fmt: skip
-    try:
-        row = (await tx.execute(INSERT, values)).one()
-    except IntegrityError:  # another project's call, which this one must not see
-        raise _reused() from None
+    row = (await tx.execute(PLACE, values)).one_or_none()
+    if row is None:  # barred meanwhile, or another project's call, which this one must not see
+        if (found := await get(tx, call, wish)) is None:
+            raise reused()
+        return found
+    if used is not None:
+        await rate_limit.take(tx, call, used)
     await accounts.move(tx, call.project, sums, held=granted.amount, spent=0)
     return HoldRow(**row._mapping)
 
 
-async def lock(tx: AsyncConnection, project: UUID, id: UUID) -> HoldRow:
-    """The hold, which nobody else closes until the commit. Raises NOT_FOUND."""
+async def lock(tx: AsyncConnection, project: UUID, id: UUID) -> HoldRow | None:
+    """The hold, which nobody else closes until the commit; None when there is none, or it was removed."""
     row = (await tx.execute(LOCK, {"id": id, "project": project})).one_or_none()
-    if row is None:
-        raise not_found("hold")
-    return HoldRow(**row._mapping)
+    return None if row is None else HoldRow(**row._mapping)
 
 
 async def settle(
     tx: AsyncConnection, hold: HoldRow, rates: Rates, usage: Usage, *, estimated: bool, reported: int
-) -> tuple[LedgerEntry, bool]:
-    """Books a call whose hold `lock` found. (The entry, whether it is new.) Raises IDEMPOTENCY_KEY_REUSED."""
-    if row := (await tx.execute(GET_ENTRY, {"id": hold.api_call_id, "project": hold.project_id})).one_or_none():
-        booked = LedgerEntry(**row._mapping)
-        if (usage_of(booked), booked.estimated, booked.reported_nano) != (usage, estimated, reported):
-            raise _reused()
-        return booked, False
-    total = cost(rates, usage)
-    change = closing.settle(hold.status, hold.amount_nano, total)
-    values = {
-        "id": hold.api_call_id, "project": hold.project_id, "user": hold.user_id, "run": hold.run_id,
-        "thread": hold.thread_id, "model": hold.model, **vars(usage), "cost": total, "reported": reported,
-        "estimated": estimated, "above_hold": change.above_hold, "late": change.late, "day": hold.day,
-    }  # fmt: skip
-    row = (await tx.execute(BOOK, values)).one()
+) -> LedgerEntry:
+    """Books a call that is not in the ledger, and whose hold `lock` found."""
+    change = closing.settle(hold.status, hold.amount_nano, cost(rates, usage))
+    entry = await ledger.book(tx, hold.call, usage, change, estimated=estimated, reported=reported, day=hold.day)
     await _close(tx, hold, change)
-    return LedgerEntry(**row._mapping), True
+    return entry
 
 
-async def release(tx: AsyncConnection, hold: HoldRow) -> str:
-    """Frees a hold that `lock` found; its status afterwards."""
+async def release(tx: AsyncConnection, call: Call, credits_per_usd: int) -> str:
+    """Frees a call's hold or bars the call; the status afterwards. Raises IDEMPOTENCY_KEY_REUSED."""
+    hold = await lock(tx, call.project, call.id)
+    if hold is None:
+        if (entry := await ledger.get(tx, call.project, call.id)) is not None:  # settled and removed
+            if entry.call != call:
+                raise reused()
+            return closing.SETTLED
+        if await _bar(tx, call, credits_per_usd):
+            return closing.RELEASED
+        hold = await lock(tx, call.project, call.id)
+    if hold is None or hold.call != call:  # None: another project's call, which this one must not see
+        raise reused()
     change = closing.release(hold.status, hold.amount_nano)
     if change.status != hold.status:
         await _close(tx, hold, change)
     return change.status
 
 
-async def list_entries(
-    tx: AsyncConnection, project: UUID, user: str, *, before: tuple[datetime, UUID] | None, limit: int
-) -> list[LedgerEntry]:
-    """At most `limit` entries, newest first, of one user or, with '', of all that the transaction sees."""
-    at, id = before or (None, None)
-    values = {"project": project, "user": user, "before": at, "before_id": id, "limit": limit}
-    return [LedgerEntry(**row._mapping) for row in await tx.execute(LIST, values)]
-
-
-def usage_of(entry: LedgerEntry) -> Usage:
-    """The tokens of an entry."""
-    return Usage(
-        entry.tokens_in, entry.tokens_out, entry.cached_tokens, entry.cache_write_tokens, entry.thinking_tokens
-    )
+async def _bar(tx: AsyncConnection, call: Call, credits_per_usd: int) -> bool:
+    """Leaves a row that bars the call; False when its id has a row by now."""
+    values = {
+        **vars(call), "credits": credits_per_usd, "status": closing.RELEASED, "day": await accounts.today(tx),
+    }  # fmt: skip
+    return bool((await tx.execute(BAR, values)).rowcount)
 
 
 async def _close(tx: AsyncConnection, hold: HoldRow, change: closing.Closing) -> None:
     sums = await accounts.lock(tx, hold.project_id, hold.user_id, hold.day)
     await accounts.move(tx, hold.project_id, sums, held=change.held, spent=change.spent)
-    await tx.execute(SET_STATUS, {"status": change.status, "id": hold.api_call_id})
+    await tx.execute(CLOSE, {"status": change.status, "id": hold.api_call_id})
 
 
-async def _count_run(tx: AsyncConnection, call: Call, allowed: int) -> None:
-    """Takes the run's one unit with its first hold (R134). A hold that is refused gives it back by rolling back."""
-    if (await tx.execute(IS_COUNTED, {"project": call.project, "run": call.run})).scalar_one():
-        return
-    named = {"project": call.project, "user": call.user}
-    await tx.execute(ENSURE_WINDOW, named)
-    used, left = (await tx.execute(WINDOW, {**named, "seconds": limits.WINDOW_SECONDS})).one()
-    wait = wait_for_window(used, allowed, left)
-    if wait is not None:
-        raise ServiceError("AI_RATE_LIMITED", "Too many requests in a minute. Wait a moment.", retry_after=wait)
-    await tx.execute(COUNT, {**named, "used": used})
-
-
-def _reused() -> ServiceError:
-    return ServiceError("IDEMPOTENCY_KEY_REUSED", "This api_call_id was used for another call or other numbers.")
+def _remembered(entry: LedgerEntry, call: Call, wish: Wish, terms: Terms) -> HoldRow:
+    """What is left of a hold that was removed: it is settled, and grants nothing any more."""
+    if entry.call != call:
+        raise reused()
+    return HoldRow(
+        *(entry.api_call_id, entry.project_id, entry.user_id, entry.run_id, entry.thread_id, entry.message_id),
+        *(entry.model, wish.input_max, wish.output_max, wish.output_min),
+        output_granted=0,
+        amount_nano=0,
+        rates=None,
+        credits_per_usd=terms.credits_per_usd,
+        status=closing.SETTLED,
+        day=entry.booked_at.date(),
+        expires_at=entry.booked_at,
+    )

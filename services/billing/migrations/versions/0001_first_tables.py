@@ -2,8 +2,9 @@
 
 Two roles (durability.md 28). `threadloom_billing` serves requests: it sees only rows of
 the project set for the transaction, and of a user only its own; money moves only under
-`app.role` system. `threadloom_billing_engine` frees expired holds and proves the sums: it
-sees every row of the books. Both are made by `services.billing.migrate`; neither owns anything.
+`app.role` system. `threadloom_billing_engine` frees expired holds, removes old ones and
+proves the sums: it sees every row of the books. Both are made by `services.billing.migrate`;
+neither owns anything.
 """
 
 from alembic import op
@@ -31,6 +32,7 @@ CREATE TABLE billing.cost_ledger (
     user_id TEXT NOT NULL,
     run_id UUID NOT NULL,
     thread_id UUID NOT NULL,
+    message_id UUID NOT NULL,
     model TEXT NOT NULL,
     tokens_in BIGINT NOT NULL,
     cached_tokens BIGINT NOT NULL,
@@ -47,6 +49,7 @@ CREATE TABLE billing.cost_ledger (
     CONSTRAINT cost_ledger_pkey PRIMARY KEY (api_call_id)
 );
 CREATE INDEX cost_ledger_project_id_booked_at_api_call_id ON billing.cost_ledger (project_id, booked_at, api_call_id);
+CREATE INDEX cost_ledger_project_id_user_id_booked_at_api_call_id ON billing.cost_ledger (project_id, user_id, booked_at, api_call_id);
 
 CREATE TABLE billing.holds (
     api_call_id UUID NOT NULL,
@@ -54,19 +57,23 @@ CREATE TABLE billing.holds (
     user_id TEXT NOT NULL,
     run_id UUID NOT NULL,
     thread_id UUID NOT NULL,
+    message_id UUID NOT NULL,
     model TEXT NOT NULL,
     input_max BIGINT NOT NULL,
     output_max BIGINT NOT NULL,
     output_min BIGINT NOT NULL,
     output_granted BIGINT NOT NULL,
     amount_nano BIGINT NOT NULL,
-    rates BYTEA NOT NULL,
+    rates BYTEA,
+    credits_per_usd BIGINT NOT NULL,
     status TEXT DEFAULT 'open' NOT NULL,
     day DATE NOT NULL,
     placed_at TIMESTAMP WITH TIME ZONE DEFAULT clock_timestamp() NOT NULL,
     expires_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    closed_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT holds_pkey PRIMARY KEY (api_call_id)
 );
+CREATE INDEX holds_closed ON billing.holds (status, closed_at) WHERE closed_at IS NOT NULL;
 CREATE INDEX holds_open ON billing.holds (expires_at) WHERE status = 'open';
 CREATE INDEX holds_project_id_run_id ON billing.holds (project_id, run_id);
 
@@ -76,6 +83,13 @@ CREATE TABLE billing.model_prices (
     rates BYTEA NOT NULL,
     updated_at TIMESTAMP WITH TIME ZONE DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT model_prices_pkey PRIMARY KEY (project_id, model)
+);
+
+CREATE TABLE billing.project_terms (
+    project_id UUID NOT NULL,
+    credits_per_usd BIGINT,
+    runs_per_minute BIGINT,
+    CONSTRAINT project_terms_pkey PRIMARY KEY (project_id)
 );
 
 CREATE TABLE billing.quotas (
@@ -114,6 +128,8 @@ OWN = (
     f"({ROLE} = 'user' AND user_id = NULLIF(current_setting('app.user', true), '')))"
 )
 PRICES_SEEN = f"({PROJECT} AND {ROLE} IN ('user', 'service', 'system')) OR ({EVERY_PROJECT} AND {ROLE} = 'system')"
+# The quota of those who have none of their own is everybody's to read: it binds them.
+QUOTAS_READ = f"({OWN}) OR ({PROJECT} AND {ROLE} = 'user' AND user_id = '')"
 # What every project pays by default is no secret within the house: any whole caller may read it.
 PRICES_READ = (
     f"{PRICES_SEEN} OR ({EVERY_PROJECT} AND NULLIF(current_setting('app.project', true), '') IS NOT NULL"
@@ -124,16 +140,17 @@ PRICES_SET = f"({ADMIN}) OR ({EVERY_PROJECT} AND {ROLE} = 'system')"
 # Who reads, who writes, and which statements the role may make at all.
 REQUEST_RULES = {
     "model_prices": (PRICES_READ, PRICES_SET, "SELECT, INSERT, UPDATE (rates, updated_at)"),
-    "quotas": (OWN, ADMIN, "SELECT, INSERT, UPDATE (period, limit_nano), DELETE"),
+    "quotas": (QUOTAS_READ, ADMIN, "SELECT, INSERT, UPDATE (period, limit_nano), DELETE"),
+    "project_terms": (ADMIN, ADMIN, "SELECT, INSERT, UPDATE (credits_per_usd, runs_per_minute)"),
     "spend_caps": (ADMIN, ADMIN, "SELECT, INSERT, UPDATE (limit_nano), DELETE"),
     "accounts": (OWN, SYSTEM, "SELECT, INSERT, UPDATE (held_nano, spent_nano)"),
-    "holds": (OWN, SYSTEM, "SELECT, INSERT, UPDATE (status)"),
+    "holds": (OWN, SYSTEM, "SELECT, INSERT, UPDATE (status, closed_at)"),
     "cost_ledger": (OWN, SYSTEM, "SELECT, INSERT"),
     "rate_windows": (SYSTEM, SYSTEM, "SELECT, INSERT, UPDATE (started_at, used)"),
 }
 ENGINE_GRANTS = {
     "accounts": "SELECT, UPDATE (held_nano)",
-    "holds": "SELECT, UPDATE (status)",
+    "holds": "SELECT, UPDATE (status, closed_at), DELETE",
     "cost_ledger": "SELECT",
 }
 
@@ -156,3 +173,6 @@ def upgrade() -> None:
     for table, grants in ENGINE_GRANTS.items():
         op.execute(f"CREATE POLICY engine ON billing.{table} TO {ENGINE} USING (true) WITH CHECK (true)")
         op.execute(f"GRANT {grants} ON billing.{table} TO {ENGINE}")
+    op.execute(
+        f"CREATE POLICY engine_keeps ON billing.holds AS RESTRICTIVE FOR DELETE TO {ENGINE} USING (status <> 'open')"
+    )

@@ -1,0 +1,121 @@
+"""SQL for the ledger: one row for each call that was made, written once and never changed."""
+
+from dataclasses import dataclass
+from datetime import date, datetime
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from kit.errors import ServiceError
+from kit.pricing import Usage
+from services.billing.domain.calls import Call
+from services.billing.domain.closing import Closing
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """A booked call as stored."""
+
+    api_call_id: UUID
+    project_id: UUID
+    user_id: str
+    run_id: UUID
+    thread_id: UUID
+    message_id: UUID
+    model: str
+    tokens_in: int
+    cached_tokens: int
+    cache_write_tokens: int
+    tokens_out: int
+    thinking_tokens: int
+    cost_nano: int
+    reported_nano: int
+    estimated: bool
+    above_hold: bool
+    late: bool
+    booked_at: datetime
+
+    @property
+    def call(self) -> Call:
+        """Whose it is."""
+        return Call(
+            self.api_call_id,
+            self.project_id,
+            self.user_id,
+            self.run_id,
+            self.thread_id,
+            self.message_id,
+            self.model,
+        )
+
+    @property
+    def usage(self) -> Usage:
+        """Its tokens."""
+        return Usage(self.tokens_in, self.tokens_out, self.cached_tokens, self.cache_write_tokens, self.thinking_tokens)
+
+
+ENTRY = ", ".join(LedgerEntry.__dataclass_fields__)
+GET = text(f"SELECT {ENTRY} FROM billing.cost_ledger WHERE api_call_id = :id AND project_id = :project")
+BOOK = text(
+    "INSERT INTO billing.cost_ledger (api_call_id, project_id, user_id, run_id, thread_id, message_id, model,"
+    " tokens_in, cached_tokens, cache_write_tokens, tokens_out, thinking_tokens, cost_nano, reported_nano, estimated,"
+    " above_hold, late, day) VALUES (:id, :project, :user, :run, :thread, :message, :model, :input, :cached_input,"
+    " :cache_write, :output, :reasoning, :cost, :reported, :estimated, :above_hold, :late, :day)"
+    f" ON CONFLICT DO NOTHING RETURNING {ENTRY}"
+)
+# Two statements, so that each has its index: a user's entries may be few among very many.
+PLACE = (
+    " AND (CAST(:before AS timestamptz) IS NULL"
+    " OR (booked_at, api_call_id) < (CAST(:before AS timestamptz), CAST(:before_id AS uuid)))"
+    " ORDER BY booked_at DESC, api_call_id DESC LIMIT :limit"
+)
+LIST = text(f"SELECT {ENTRY} FROM billing.cost_ledger WHERE project_id = :project{PLACE}")
+LIST_OF_USER = text(f"SELECT {ENTRY} FROM billing.cost_ledger WHERE project_id = :project AND user_id = :user{PLACE}")
+
+
+async def get(tx: AsyncConnection, project: UUID, id: UUID) -> LedgerEntry | None:
+    """The entry of a call, or None when it is not booked."""
+    row = (await tx.execute(GET, {"id": id, "project": project})).one_or_none()
+    return None if row is None else LedgerEntry(**row._mapping)
+
+
+async def book(
+    tx: AsyncConnection,
+    call: Call,
+    usage: Usage,
+    change: Closing,
+    *,
+    estimated: bool,
+    reported: int,
+    day: date,
+) -> LedgerEntry:
+    """Books a call that `get` did not find, while its hold is locked. Raises IDEMPOTENCY_KEY_REUSED."""
+    values = {
+        **vars(call), **vars(usage), "cost": change.spent, "reported": reported, "estimated": estimated,
+        "above_hold": change.above_hold, "late": change.late, "day": day,
+    }  # fmt: skip
+    row = (await tx.execute(BOOK, values)).one_or_none()
+    if row is None:  # another project's call, whose hold is gone
+        raise reused()
+    return LedgerEntry(**row._mapping)
+
+
+async def list_entries(
+    tx: AsyncConnection, project: UUID, user: str, *, before: tuple[datetime, UUID] | None, limit: int
+) -> list[LedgerEntry]:
+    """At most `limit` entries, newest first, of one user or, with '', of all that the transaction sees."""
+    at, id = before or (None, None)
+    values = {"project": project, "user": user, "before": at, "before_id": id, "limit": limit}
+    return [LedgerEntry(**row._mapping) for row in await tx.execute(LIST_OF_USER if user else LIST, values)]
+
+
+def check_same(booked: LedgerEntry, usage: Usage, *, estimated: bool, reported: int) -> None:
+    """Raises IDEMPOTENCY_KEY_REUSED when a settle differs from the one that was booked."""
+    if (booked.usage, booked.estimated, booked.reported_nano) != (usage, estimated, reported):
+        raise reused()
+
+
+def reused() -> ServiceError:
+    """An id that stands for something else already."""
+    return ServiceError("IDEMPOTENCY_KEY_REUSED", "This api_call_id was used for another call or other numbers.")
