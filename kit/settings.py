@@ -20,7 +20,8 @@ def setting(
     env: str, doc: str, default: str | None = None, parse: Callable[[str], Any] = str, secret: bool = False
 ) -> Any:
     """A field read from `env`. Without a default it must be set; an empty value counts as unset."""
-    return dataclasses.field(metadata={"env": env, "doc": doc, "default": default, "parse": parse, "secret": secret})
+    metadata = {"env": env, "doc": doc, "default": default, "parse": parse, "secret": secret}
+    return dataclasses.field(repr=not secret, metadata=metadata)
 
 
 def load(cls: type[T], environ: Mapping[str, str]) -> T:

@@ -6,7 +6,7 @@ Decisions are `domain`'s; what is decided is committed through the journal.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import UUID
 
@@ -33,6 +33,7 @@ from services.conversation.domain.retries import retry_delay
 from services.conversation.journal import Journal, Publish, RunLostError
 from services.conversation.owned_run import OwnedRun, Stop
 from services.conversation.ownership import Ownership
+from services.conversation.provider_keys import ProviderKeys
 from services.conversation.providers.model import ModelClient, ModelRequest, ProviderFailure
 from services.conversation.settings import TurnLimits
 from services.conversation.store import log as event_log
@@ -51,13 +52,14 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Answering:
-    """What every answer needs. `client` is None when no provider is configured."""
+    """What every answer needs."""
 
     pool: psycopg_pool.AsyncConnectionPool
     journal: Journal
     publish: Publish
     ownership: Ownership
-    client: ModelClient | None
+    client: ModelClient
+    keys: ProviderKeys
     turn: TurnLimits
 
 
@@ -154,13 +156,16 @@ class Answer:
     async def _make_call(self, call: ModelCall) -> bool:
         """Reads the model's answer. False when a time limit ended it; a stop leaves `run.stop` set."""
         run, client = self._run, self._with.client
-        if client is None:
-            call.failure = ProviderFailure(endings.not_configured(), is_retryable=False)
-            return True
         if not self._with.ownership.holds_lease:
             # Frozen between recording the call and making it: somebody else may be making it now.
             await self._with.ownership.until_held()
             await self._with.journal.change_state(run.log)
+        try:
+            key = await self._with.keys.key_for(run.log.project_id, client.provider, self._insist)
+        except ServiceError as error:
+            call.failure = ProviderFailure(error, is_retryable=False)
+            return True
+        call.request = replace(call.request, api_key=key)
         if run.stop is not None:
             return True
         reading = asyncio.create_task(call.read(client, self._with.turn.idle_seconds))

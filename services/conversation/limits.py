@@ -8,6 +8,8 @@ DERIVED_TITLE_CHARS = 80
 MODEL_CHARS = 200  # longest model slug met in the wild is under 100
 REQUEST_ID_CHARS = 255  # an Idempotency-Key; longer ones are mistakes
 EFFORT_CHARS = 32  # a word such as `medium`
+API_KEY_CHARS_MIN = 8  # a shorter one is a mistake, and could not be told from a word in a provider's error
+API_KEY_CHARS = 4096  # bearer tokens of clouds reach 2,000
 OUTPUT_TOKENS_MAX = 1_000_000  # above any model's; catches milliseconds put in the wrong field
 
 # --- pages
@@ -47,6 +49,8 @@ RETRY_DELAY_SECONDS = 0.5  # doubled each time, unless the provider says how lon
 RETRY_DELAY_MAX_SECONDS = 10.0  # a provider that asks for more is not waited for
 ERROR_CHARS = 500  # of a provider's own words
 ANSWER_BYTES = 8 * 1024 * 1024  # reply and thinking of a run (durability.md 31); a model that passes it is stuck
+PROVIDER_KEY_CACHE_SECONDS = 5.0  # a key that was removed or changed is used at most this much longer
+PROVIDER_KEYS_CACHED = 10_000  # projects whose keys a process remembers; about 5 MB
 LINE_BYTES = 8 * 1024 * 1024  # of a provider's stream; chunks are a few hundred bytes
 
 TIMER_SLACK_SECONDS = 0.01  # an event loop's timer may fire a moment early
@@ -60,6 +64,7 @@ IDEMPOTENCY_KEPT_SECONDS = 48 * 3600
 TICKET_SECONDS = 60
 SWEEP_SECONDS = 30.0
 SWEEP_RUNS = 200  # logs trimmed in one statement
+SWEEP_PROVIDER_KEYS = 500  # sealed again in one round, a commit each: about a second
 DEAD_WORKERS_KEPT_SECONDS = 24 * 3600
 
 # --- Postgres sessions of an owner (durability.md 8)

@@ -1,17 +1,20 @@
 """The RPCs of ProjectService: who is who, for the gateway. No rules, no SQL."""
 
 import secrets
+from uuid import UUID
 
 from grpc import aio
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from kit.callers import SYSTEM, Caller, Role, current_caller
 from kit.db import transaction
 from kit.errors import ServiceError, invalid, not_found, unauthenticated
 from kit.ids import new_id, parse_id
-from services.conversation import limits, translate
-from services.conversation.domain.checks import SLUG, check_slug
+from kit.sealing import KeyRing
+from services.conversation import limits, provider_keys, translate
+from services.conversation.domain.checks import SLUG, check_api_key, check_provider, check_slug
 from services.conversation.store import projects
+from services.conversation.store import provider_keys as kept_keys
 from services.conversation.store.projects import ProjectRow
 from threadloom.conversation.v1 import project_service_pb2 as api
 from threadloom.conversation.v1 import project_service_pb2_grpc as api_grpc
@@ -25,8 +28,8 @@ SECRET_BYTES = 32
 class ProjectServicer(api_grpc.ProjectServiceServicer):
     """See project_service.proto."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: AsyncEngine, ring: KeyRing) -> None:
+        self._engine, self._ring = engine, ring
 
     async def CreateProject(self, request: api.CreateProjectRequest, context: Context) -> api.CreateProjectResponse:
         """Creates a project."""
@@ -63,6 +66,46 @@ class ProjectServicer(api_grpc.ProjectServiceServicer):
                 case _:
                     raise invalid("by", "Name the project by key, slug or id.")
 
+    async def SetProviderKey(self, request: api.SetProviderKeyRequest, context: Context) -> api.SetProviderKeyResponse:
+        """Keeps a project's key of a provider."""
+        who, project = _project_of(request.project_id)
+        provider, key = check_provider(request.provider), check_api_key(request.api_key)
+        if not self._ring:
+            raise ServiceError(
+                "AI_PROVIDER_NOT_CONFIGURED",
+                "Provider keys cannot be kept here: THREADLOOM_SECRET_KEYS, which encrypts them, is not set.",
+            )
+        sealed = provider_keys.seal(self._ring, project, provider, key)
+        row = kept_keys.SealedKey(project, provider, sealed)
+        async with transaction(self._engine, who) as tx:
+            updated_at = await kept_keys.put_key(tx, row, self._ring.first_id)
+            if updated_at is None:
+                raise not_found("project")
+        kept = api.ProviderKey(provider=provider, update_time=translate.timestamp(updated_at))
+        return api.SetProviderKeyResponse(provider_key=kept)
+
+    async def ListProviderKeys(
+        self, request: api.ListProviderKeysRequest, context: Context
+    ) -> api.ListProviderKeysResponse:
+        """Lists which provider keys a project has."""
+        who, project = _project_of(request.project_id)
+        async with transaction(self._engine, who) as tx:
+            await _require_project(tx, who, project)
+            rows = await kept_keys.list_keys(tx, project)
+        keys = [api.ProviderKey(provider=name, update_time=translate.timestamp(at)) for name, at in rows]
+        return api.ListProviderKeysResponse(provider_keys=keys)
+
+    async def DeleteProviderKey(
+        self, request: api.DeleteProviderKeyRequest, context: Context
+    ) -> api.DeleteProviderKeyResponse:
+        """Removes a project's key of a provider."""
+        who, project = _project_of(request.project_id)
+        provider = check_provider(request.provider)
+        async with transaction(self._engine, who) as tx:
+            await _require_project(tx, who, project)
+            await kept_keys.delete_key(tx, project, provider)
+        return api.DeleteProviderKeyResponse()
+
     async def CreateStreamTicket(
         self, request: api.CreateStreamTicketRequest, context: Context
     ) -> api.CreateStreamTicketResponse:
@@ -95,6 +138,29 @@ def _require_system() -> Caller:
     if who.role is not Role.SYSTEM:
         raise ServiceError("FORBIDDEN", "Only a service of ours may call this.")
     return who
+
+
+def _project_of(named: str) -> tuple[Caller, UUID]:
+    """The caller and the project it may manage: the service role its own, a service of ours the one it names."""
+    who = current_caller.get()
+    if who.role is Role.SYSTEM:
+        if not named:
+            raise invalid("project_id", "Name the project.")
+        project = parse_id(named)
+        if project is None:
+            raise not_found("project")
+        return who, project
+    if who.role is not Role.SERVICE or who.project is None:
+        raise ServiceError("FORBIDDEN", "Only the project's service role may manage provider keys.")
+    if named and named != str(who.project):
+        raise ServiceError("FORBIDDEN", "The service role manages the provider keys of its own project only.")
+    return who, who.project
+
+
+async def _require_project(tx: AsyncConnection, who: Caller, project: UUID) -> None:
+    """A service of ours may have named one that is not there; the service role's is, and its row is not its to see."""
+    if who.role is Role.SYSTEM and await projects.project_by_id(tx, project) is None:
+        raise not_found("project")
 
 
 def _project(row: ProjectRow) -> api.Project:

@@ -69,6 +69,19 @@ class ProjectKey(Base):
     revoked_at: Mapped[datetime | None]
 
 
+class ProviderKey(Base):
+    """A project's key of a model provider, sealed (kit/sealing.py) under the ring's key `key_id`."""
+
+    __tablename__ = "provider_keys"
+    project_id: Mapped[UUID] = mapped_column(
+        ForeignKey("conversation.projects.id", ondelete="CASCADE"), primary_key=True
+    )
+    provider: Mapped[str] = mapped_column(primary_key=True)
+    sealed: Mapped[bytes]
+    key_id: Mapped[str]
+    updated_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
 class StreamTicket(Base):
     """A single-use stand-in for a caller's credential in a URL; only its SHA-256 is kept."""
 

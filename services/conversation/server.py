@@ -17,6 +17,7 @@ from services.conversation.following import Hub
 from services.conversation.journal import Journal
 from services.conversation.ownership import Ownership
 from services.conversation.projects_servicer import ProjectServicer
+from services.conversation.provider_keys import ProviderKeys
 from services.conversation.providers.openai_chat import OpenAIChat
 from services.conversation.runner import Runner
 from services.conversation.servicer import ConversationServicer
@@ -86,15 +87,14 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         snapshots.start()
         stack.push_async_callback(snapshots.stop)
         ownership = Ownership(dsn, pool, journal, bus)
-        client = None
-        if settings.openai_api_key != "-":
-            client = OpenAIChat(settings.openai_base_url, settings.openai_api_key, settings.call_seconds)
-            stack.push_async_callback(client.close)
-        runner = Runner(Answering(pool, journal, hub.publish, ownership, client, settings.turn))
+        client = OpenAIChat(settings.openai_base_url, settings.call_seconds)
+        stack.push_async_callback(client.close)
+        keys = ProviderKeys(settings.secret_keys, settings.own_provider_keys)
+        runner = Runner(Answering(pool, journal, hub.publish, ownership, client, keys, settings.turn))
         ownership.on_claimed = runner.take_over
         await ownership.start()
         stack.push_async_callback(ownership.stop)
-        sweeper = Sweeper(pool, settings.event_kept_seconds, settings.event_kept_bytes)
+        sweeper = Sweeper(pool, settings.event_kept_seconds, settings.event_kept_bytes, settings.secret_keys)
         sweeper.start()
         stack.push_async_callback(sweeper.stop)
 
@@ -103,7 +103,7 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         server = Server(settings.credential, [service.full_name for service in names])
         conversation = ConversationServicer(engine, admission, hub, runner, ownership)
         add_ConversationServiceServicer_to_server(conversation, server.grpc)
-        add_ProjectServiceServicer_to_server(ProjectServicer(engine), server.grpc)
+        add_ProjectServiceServicer_to_server(ProjectServicer(engine, settings.secret_keys), server.grpc)
         port = await server.start(settings.listen)
         log.info("ready", port=port, worker_id=str(ownership.worker_id))
         if on_ready is not None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from kit.sealing import KeyRing, key_ring
 from kit.settings import SettingsError, count, one_of, port, positive, setting
 
 
@@ -34,7 +35,19 @@ class Settings:
         "OPENAI_BASE_URL", "Any server that speaks OpenAI Chat Completions.", "https://api.openai.com/v1"
     )
     openai_api_key: str = setting(
-        "OPENAI_API_KEY", "Key of the model provider; `-` or unset: none is configured.", "-", secret=True
+        "OPENAI_API_KEY",
+        "Key of the model provider for projects that set none of their own;"
+        " `-` or unset: their runs fail with AI_PROVIDER_NOT_CONFIGURED.",
+        "-",
+        secret=True,
+    )
+    secret_keys: KeyRing = setting(
+        "THREADLOOM_SECRET_KEYS",
+        "Keys that encrypt the projects' provider keys: a comma list of `id:base64` of 32 bytes; the first"
+        " encrypts, all decrypt. `-` or unset: projects cannot set provider keys.",
+        "-",
+        key_ring,
+        secret=True,
     )
     model: str = setting("THREADLOOM_MODEL", "Model of runs and threads that name none.", "gpt-4o-mini")
     turn_seconds: float = setting(
@@ -79,6 +92,11 @@ class Settings:
                 "NATS_URL names no user: whoever reaches that NATS could read every conversation."
                 " Give it credentials (nats://user:password@host), or set THREADLOOM_ENVIRONMENT=local on one machine."
             )
+
+    @property
+    def own_provider_keys(self) -> dict[str, str]:
+        """The deployment's own keys by provider."""
+        return {} if self.openai_api_key == "-" else {"openai": self.openai_api_key}
 
     @property
     def turn(self) -> TurnLimits:

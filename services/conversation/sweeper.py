@@ -1,13 +1,15 @@
-"""Removes what is kept only for a while: old logs, seen requests, tickets, dead workers."""
+"""Removes what is kept only for a while (old logs, seen requests, tickets, dead workers) and renews seals."""
 
 import asyncio
 
 import psycopg
 import psycopg_pool
 
+from kit.sealing import KeyRing
 from kit.tasks import spawn_essential, stop_task
 from kit.telemetry import log
 from services.conversation import limits
+from services.conversation.provider_keys import seal_again
 from services.conversation.store import log as event_log
 
 # Each removes what is too old, in one statement that may run on several processes at once.
@@ -28,8 +30,11 @@ SWEEPS: tuple[tuple[str, dict[str, float]], ...] = (
 class Sweeper:
     """Sweeps every half minute. `kept_seconds` and `kept_bytes` bound the events of finished runs."""
 
-    def __init__(self, pool: psycopg_pool.AsyncConnectionPool, kept_seconds: float, kept_bytes: float) -> None:
+    def __init__(
+        self, pool: psycopg_pool.AsyncConnectionPool, kept_seconds: float, kept_bytes: float, ring: KeyRing
+    ) -> None:
         self._pool, self._seconds, self._bytes = pool, kept_seconds, int(kept_bytes)
+        self._ring = ring
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -50,6 +55,7 @@ class Sweeper:
                 trimmed = await event_log.trim_logs(
                     connection, seconds=self._seconds, max_bytes=self._bytes, limit=limits.SWEEP_RUNS
                 )
+            await seal_again(connection, self._ring, limits.SWEEP_PROVIDER_KEYS)
 
     async def _sweep_for_ever(self) -> None:
         while True:

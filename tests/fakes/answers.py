@@ -19,6 +19,14 @@ Fault = Literal["cut", "close", "hang", "error_at"]
 FAULTS: tuple[Fault, ...] = ("cut", "close", "hang", "error_at")
 
 
+def failure(script: Script, call: Call) -> str:
+    """What an error says; with `leak` it quotes the key behind so many characters, as providers do."""
+    if not script.leak:
+        return FAILURE
+    key = call.headers.get("authorization", "").removeprefix("Bearer ")
+    return f"{'.' * script.leak} Incorrect API key provided: '{key}'."
+
+
 class Gates:
     """Named barriers. A gate once opened stays open until `close_all`."""
 
@@ -66,7 +74,7 @@ async def play(script: Script, reply: Reply, stream: bool, connection: Connectio
         await asyncio.sleep(script.first / 1000)
         wait_hint = {"retry-after": script.retry_after} if script.retry_after else {}
         kind = "rate_limit_exceeded" if script.error == 429 else "server_error"
-        refuse(connection, call, script.error, error_body(FAILURE, kind), wait_hint)
+        refuse(connection, call, script.error, error_body(failure(script, call), kind), wait_hint)
         return
     if script.hang is not None and script.hang < 0:
         await silence()
@@ -89,7 +97,7 @@ async def _play_whole(
     if fault == "hang":
         await silence()
     if fault == "error_at":
-        refuse(connection, call, 500, error_body(FAILURE, "server_error"))
+        refuse(connection, call, 500, error_body(failure(script, call), "server_error"))
         return
     data = GARBAGE.encode() if script.garbage_at is not None else to_json(reply_body(reply))
     head = response_head(200, {"content-type": "application/json", "content-length": str(len(data))})
@@ -156,6 +164,7 @@ class StreamPlayer:
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
             "x-request-id": f"req_fake_{self._call.id}",
+            "set-cookie": f"fake_session={self._call.id}; path=/",  # as the proxies in front of providers do
             "transfer-encoding": "chunked",
         }
         if self._script.close is not None:
@@ -210,7 +219,7 @@ class StreamPlayer:
         if fault is None:
             last = self._events.ending
         elif fault == "error_at":
-            last = error_event(FAILURE, self._script)
+            last = error_event(failure(self._script, self._call), self._script)
         await _write_pieces(self._connection, last, self._script.split, chunked=True)
         self._connection.write(LAST_CHUNK)
         if fault == "close":

@@ -57,6 +57,7 @@ class Script:
     error_at: int | None = None
     garbage_at: int | None = None
     ignore_close: int = 0
+    leak: int = 0
     times: int = 0
     key: str = ""
     # Bytes.

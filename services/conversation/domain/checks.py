@@ -11,6 +11,9 @@ from threadloom.conversation.v1.run_pb2 import RunOptions
 # C0 without tab, line feed and carriage return, DEL and C1: Postgres cannot store the first
 # of them and no message of a human needs the rest.
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+# The providers there are adapters for.
+PROVIDERS = ("openai",)
+API_KEY = re.compile(rf"[!-~]{{{limits.API_KEY_CHARS_MIN},{limits.API_KEY_CHARS}}}")
 SLUG = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -69,6 +72,21 @@ def check_slug(slug: str) -> str:
     if not SLUG.fullmatch(slug):
         raise invalid("slug", "A project's name is 1 to 63 of a-z, 0-9 and -, with no - at an end.")
     return slug
+
+
+def check_provider(provider: str) -> str:
+    """A provider's name. What was sent instead is not repeated: it may be a key in the wrong field."""
+    if provider not in PROVIDERS:
+        raise invalid("provider", f"provider must be one of: {', '.join(PROVIDERS)}.")
+    return provider
+
+
+def check_api_key(key: str) -> str:
+    """A provider's key; a refusal never repeats it."""
+    if not API_KEY.fullmatch(key):
+        sizes = f"{limits.API_KEY_CHARS_MIN} to {limits.API_KEY_CHARS:,}"
+        raise invalid("api_key", f"api_key must be {sizes} printable ASCII characters without spaces.")
+    return key
 
 
 def page_size(asked: int, default: int, largest: int) -> int:

@@ -123,6 +123,19 @@ def context_too_large() -> ServiceError:
     )
 
 
-def not_configured() -> ServiceError:
+def not_configured(provider: str) -> ServiceError:
     """Nobody to ask."""
-    return ServiceError("AI_PROVIDER_NOT_CONFIGURED", "No model provider is configured. Set OPENAI_API_KEY.")
+    return ServiceError(
+        "AI_PROVIDER_NOT_CONFIGURED",
+        f"No key of the model provider is set. Set the project's own with make provider-key PROVIDER={provider},"
+        " or OPENAI_API_KEY for all projects.",
+    )
+
+
+def key_unreadable(provider: str) -> ServiceError:
+    """The project has a key that does not open any more. Nobody else's is used in its place."""
+    return ServiceError(
+        "AI_PROVIDER_NOT_CONFIGURED",
+        "The project's key of the model provider can no longer be read. An administrator must set it again:"
+        f" make provider-key PROVIDER={provider}.",
+    )

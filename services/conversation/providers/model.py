@@ -14,6 +14,7 @@ class ModelRequest:
     call_id: str
     model: str
     messages: list[dict[str, Any]]
+    api_key: str = field(default="", repr=False)  # of the run's project; set when the call is made
     temperature: float | None = None
     max_output_tokens: int | None = None
     reasoning_effort: str = ""
@@ -77,6 +78,11 @@ class ProviderFailure(Exception):
 
 class ModelClient(Protocol):
     """A provider adapter."""
+
+    @property
+    def provider(self) -> str:
+        """The provider's name."""
+        ...
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[list[ModelEvent], None]:
         """Calls the model; yields what each network read brought, in order.

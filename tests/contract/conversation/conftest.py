@@ -13,7 +13,7 @@ from psycopg import sql as pg
 from kit.callers import SYSTEM, Caller, Role
 from kit.ids import new_id
 from services.conversation import limits
-from tests.contract.conversation.harness import CREDENTIAL, PROVIDER_KEY, Launcher, Service, Sql, connected
+from tests.contract.conversation.harness import CREDENTIAL, PROVIDER_KEY, RING_1, Launcher, Service, Sql, connected
 from tests.fakes.provider import FakeProvider
 from tests.support import databases
 from tests.support.databases import Database
@@ -87,6 +87,7 @@ async def launch(
         "THREADLOOM_SERVICE_CREDENTIAL": CREDENTIAL,
         "OPENAI_BASE_URL": provider.base_url,
         "OPENAI_API_KEY": PROVIDER_KEY,
+        "THREADLOOM_SECRET_KEYS": RING_1,
         "THREADLOOM_MODEL": "fake-model",
         "THREADLOOM_DRAIN_SECONDS": "0.05",
     }

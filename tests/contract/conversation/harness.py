@@ -17,8 +17,10 @@ from services.conversation.domain.events import is_terminal, kind_of
 from services.conversation.server import serve
 from services.conversation.settings import Settings
 from threadloom.conversation.v1 import conversation_service_pb2 as api
+from threadloom.conversation.v1 import project_service_pb2 as projects
 from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from threadloom.conversation.v1.message_pb2 import ContentPart, Message
+from threadloom.conversation.v1.project_service_pb2 import ProviderKey
 from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceStub
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 from threadloom.conversation.v1.run_pb2 import Run, RunEventBatch, RunOptions, Trace
@@ -26,6 +28,9 @@ from threadloom.conversation.v1.thread_pb2 import Thread
 
 CREDENTIAL = "service-credential-of-tests"
 PROVIDER_KEY = "key-of-tests"
+# Entries of THREADLOOM_SECRET_KEYS.
+RING_1 = "k1:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="
+RING_2 = "k2:AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI="
 NO_NATS = "nats://127.0.0.1:1"
 START_SECONDS = 10.0
 WAIT_SECONDS = 10.0
@@ -208,6 +213,22 @@ class Person:
         """Follows a run."""
         request = api.FollowRequest(run_id=run, after_seq=after, thread_id=thread)
         return Reading(self.conversation.Follow(request, metadata=self.metadata))
+
+    async def set_provider_key(self, key: str, project: str = "") -> ProviderKey:
+        """Sets the project's key of the provider."""
+        request = projects.SetProviderKeyRequest(project_id=project, provider="openai", api_key=key)
+        found: ProviderKey = (await self.call(self.projects.SetProviderKey, request)).provider_key
+        return found
+
+    async def delete_provider_key(self, project: str = "") -> None:
+        """Removes it."""
+        request = projects.DeleteProviderKeyRequest(project_id=project, provider="openai")
+        await self.call(self.projects.DeleteProviderKey, request)
+
+    async def provider_keys(self, project: str = "") -> list[ProviderKey]:
+        """Which keys there are."""
+        request = projects.ListProviderKeysRequest(project_id=project)
+        return list((await self.call(self.projects.ListProviderKeys, request)).provider_keys)
 
     async def cancel(self, run: str) -> Run:
         """Cancels a run."""

@@ -13,6 +13,7 @@ from grpc import aio
 
 from kit.bus import Bus
 from kit.errors import ServiceError
+from kit.sealing import KeyRing
 from services.conversation import limits
 from services.conversation.following import Followed, Hub
 from services.conversation.sweeper import Sweeper
@@ -36,7 +37,7 @@ async def engine_pool(database: Database) -> AsyncIterator[psycopg_pool.AsyncCon
 @pytest_asyncio.fixture
 async def trim(engine_pool: psycopg_pool.AsyncConnectionPool) -> Sweeper:
     """A sweeper that keeps nothing of what ended."""
-    return Sweeper(engine_pool, kept_seconds=0.001, kept_bytes=1)
+    return Sweeper(engine_pool, kept_seconds=0.001, kept_bytes=1, ring=KeyRing({}))
 
 
 def plain(events: list[RunEvent]) -> list[dict[str, object]]:
@@ -183,10 +184,10 @@ async def test_trimming_spares_what_runs_and_what_fits(
     old, new = [await service.alice.run(thread, "hello").end() for thread in threads[:2]]
     running = await many_events(service, provider, threads[2], "chunks=4 gate=g gate_at=2")
     size = await sql.value("SELECT log_bytes FROM conversation.ai_runs WHERE id = %s", new.run_id)
-    await Sweeper(engine_pool, kept_seconds=3600, kept_bytes=size).sweep()
+    await Sweeper(engine_pool, kept_seconds=3600, kept_bytes=size, ring=KeyRing({})).sweep()
     assert (await service.alice.follow(old.run_id).refusal()).reason == "CURSOR_EXPIRED"
     check_suffix(await service.alice.follow(new.run_id).end(), new, 0)
-    await Sweeper(engine_pool, kept_seconds=0.001, kept_bytes=1).sweep()
+    await Sweeper(engine_pool, kept_seconds=0.001, kept_bytes=1, ring=KeyRing({})).sweep()
     late = service.alice.follow(running.run_id)
     provider.open_gate("g")
     check_suffix(await late.end(), await running.end(), 0)

@@ -108,7 +108,10 @@ async def test_no_key_is_told_and_nobody_is_asked(launch: Launcher, provider: Fa
     service = await launch(OPENAI_API_KEY="-")
     thread = await service.alice.thread()
     run = await ended(service, thread, "hello")
-    assert run.events[-1].run_failed.error.code == "AI_PROVIDER_NOT_CONFIGURED"
+    error = run.events[-1].run_failed.error
+    assert error.code == "AI_PROVIDER_NOT_CONFIGURED"
+    assert "make provider-key PROVIDER=openai" in error.message
+    assert "OPENAI_API_KEY" in error.message
     assert run.events[-1].run_failed.before_reply
     assert provider.calls == []
     assert len(await service.alice.messages(thread)) == 1

@@ -25,6 +25,7 @@ async def filled(service: Service) -> Reading:
     run = await service.alice.run(thread, "hello [fake reasoning=1]", key="b").end()
     await service.alice.call(service.alice.projects.CreateStreamTicket, projects.CreateStreamTicketRequest())
     await service.system.call(service.system.projects.CreateProject, projects.CreateProjectRequest(slug="third"))
+    await service.role.set_provider_key("a-key-of-the-project")
     return run
 
 
@@ -127,6 +128,7 @@ async def test_alice_and_her_projects_service_role_see_her_rows(
             assert await seen(request_role, table), (who, table)
         for table in ("projects", "project_keys", "stream_tickets"):
             assert await seen(request_role, table) == [], (who, table)
+        assert len(await seen(request_role, "provider_keys") or []) == (who == "role")
 
 
 @pytest.mark.usefixtures("filled")
@@ -169,6 +171,7 @@ FORBIDDEN = [
     "INSERT INTO conversation.trace_events SELECT * FROM conversation.trace_events",
     "UPDATE conversation.projects SET jwt_secret = ''",
     "UPDATE conversation.project_keys SET kind = 'service'",
+    "UPDATE conversation.provider_keys SET project_id = project_id",
     "SELECT * FROM conversation.workers",
     "UPDATE conversation.workers SET lease_until = 'infinity'",
     "ALTER TABLE conversation.ai_messages DISABLE ROW LEVEL SECURITY",
@@ -207,8 +210,35 @@ async def test_nobody_makes_rows_for_somebody_else(
 
 
 @pytest.mark.usefixtures("filled")
+async def test_a_provider_key_is_written_for_its_project_by_its_service_role_or_a_service_of_ours(
+    request_role: psycopg.AsyncConnection, callers: dict[str, Caller], sql: Sql
+) -> None:
+    before = await sql.contents()
+    insert = "INSERT INTO conversation.provider_keys (project_id, provider, sealed, key_id) VALUES (%s, %s, '', '')"
+    for who in ("alice", "bob", "role elsewhere", "alice elsewhere"):
+        await become(request_role, callers[who])
+        assert await refusal(request_role, insert, callers["role"].project, "x") == "InsufficientPrivilege", who
+        assert await refusal(request_role, "UPDATE conversation.provider_keys SET sealed = '', key_id = ''") == ""
+        assert await refusal(request_role, "DELETE FROM conversation.provider_keys") == ""
+    assert await sql.contents() == before
+    for who in ("role", "system"):
+        await become(request_role, callers[who])
+        assert await refusal(request_role, insert, callers["role"].project, who) == ""
+        assert await seen(request_role, "provider_keys")
+
+
+@pytest.mark.usefixtures("filled")
 async def test_the_engine_role_reads_runs_and_no_project_or_key(engine_role: psycopg.AsyncConnection) -> None:
-    for table in ("ai_threads", "ai_messages", "ai_runs", "run_events", "trace_events", "api_calls", "workers"):
+    for table in (
+        "ai_threads",
+        "ai_messages",
+        "ai_runs",
+        "run_events",
+        "trace_events",
+        "api_calls",
+        "workers",
+        "provider_keys",
+    ):
         assert await seen(engine_role, table), table
     for table in ("projects", "project_keys", "schema_version"):
         assert await seen(engine_role, table) is None, table
@@ -218,6 +248,10 @@ async def test_the_engine_role_reads_runs_and_no_project_or_key(engine_role: psy
         "DELETE FROM conversation.ai_threads",
         "DELETE FROM conversation.api_calls",
         "UPDATE conversation.run_events SET kind = 1",
+        "INSERT INTO conversation.provider_keys SELECT * FROM conversation.provider_keys",
+        "UPDATE conversation.provider_keys SET updated_at = now()",
+        "UPDATE conversation.provider_keys SET project_id = project_id",
+        "DELETE FROM conversation.provider_keys",
         "SET ROLE threadloom_conversation",
     ):
         assert await refusal(engine_role, statement) == "InsufficientPrivilege", statement

@@ -72,8 +72,15 @@ def test_every_variable_is_described_and_every_address_is_a_secret() -> None:
         assert field.metadata["doc"]
         assert field.metadata["secret"] == (
             "DATABASE_URL" in field.metadata["env"]
-            or field.metadata["env"] in ("NATS_URL", "OPENAI_API_KEY", "THREADLOOM_SERVICE_CREDENTIAL")
+            or field.metadata["env"]
+            in ("NATS_URL", "OPENAI_API_KEY", "THREADLOOM_SECRET_KEYS", "THREADLOOM_SERVICE_CREDENTIAL")
         )
+
+
+def test_settings_shown_as_text_hide_every_secret() -> None:
+    shown = repr(load(Settings, REQUIRED | {"OPENAI_API_KEY": "hunter2", "THREADLOOM_TURN_SECONDS": "77"}))
+    assert "77" in shown
+    assert [value for value in (*REQUIRED.values(), "hunter2") if value in shown] == []
 
 
 @pytest.mark.parametrize("variable", ["THREADLOOM_POOL_SIZE", "THREADLOOM_LOG_LEVEL"])
