@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,18 +125,25 @@ class Child:
 
 def run_to_end(program: Program, seconds: float) -> None:
     """Runs a program that ends by itself. Raises StackError with its last lines when it fails or takes longer."""
-    child = Child(program)
+    run_all_to_end([program], seconds)
+
+
+def run_all_to_end(programs: Sequence[Program], seconds: float) -> None:
+    """Runs several at the same time. Raises StackError of the first in the list that fails or takes longer."""
+    children: list[Child] = []
+    deadline = time.monotonic() + seconds
     try:
-        finished = child.wait(seconds)
+        children.extend(map(Child, programs))
+        unfinished = [child for child in children if not child.wait(deadline - time.monotonic())]
     finally:
-        if child.exit_code is None:
-            child.kill()
-    if not finished:
-        raise StackError(
-            f"{program.name} did not finish within {seconds:.0f} s; the end of {program.log}:\n{child.log_tail()}"
-        )
-    if child.exit_code != 0:
-        raise _failure(child, child.end_in_words())
+        for child in children:
+            if child.exit_code is None:
+                child.kill()
+    for child in children:
+        if child in unfinished:
+            raise _failure(child, f"did not finish within {seconds:.0f} s")
+        if child.exit_code != 0:
+            raise _failure(child, child.end_in_words())
 
 
 def never_mind() -> None:

@@ -27,11 +27,12 @@ def is_listening(host: str, port: int) -> bool:
         return False
 
 
-def is_serving(port: int) -> bool:
-    """Whether a gRPC server of this machine calls itself healthy."""
-    if not is_listening("127.0.0.1", port):
+def is_serving(address: str) -> bool:
+    """Whether the gRPC server at host:port calls itself healthy."""
+    host, _, port = address.rpartition(":")
+    if not is_listening(host, int(port)):
         return False  # cheaper than a channel, and quiet
-    with grpc.insecure_channel(f"127.0.0.1:{port}", OPTIONS) as channel:
+    with grpc.insecure_channel(address, OPTIONS) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(service=""), timeout=PROBE_SECONDS

@@ -1,5 +1,6 @@
 """The secrets of a stack that must survive it: passwords, the service credential, project keys."""
 
+import base64
 import dataclasses
 import secrets
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from typing import Any
 from deploy.local.postgres import new_password
 from deploy.local.private_files import read_json, write_json
 from deploy.local.processes import StackError
+
+PASSWORDS = ("postgres", "nats", "request_role", "engine_role", "billing_request_role", "billing_engine_role")
+KEY_BYTES = 32  # AES-256
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,20 @@ class SecretFile:
             self._content: dict[str, Any] = read_json(path)
         except ValueError as error:
             raise StackError(f"{path} is damaged ({error}). It is needed to open the data; restore it.") from None
-        for name in ("postgres", "nats", "request_role", "engine_role"):
+        for name in PASSWORDS:
             self._content.setdefault(name, new_password())
         self._content.setdefault("service_credential", secrets.token_urlsafe(32))
+        self._content.setdefault("secret_keys", f"k1:{base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}")
         write_json(path, self._content)
 
     def password(self, name: str) -> str:
-        """The password of postgres, nats, request_role or engine_role; or the service_credential."""
+        """One of PASSWORDS, or the service_credential."""
         return str(self._content[name])
+
+    @property
+    def key_ring(self) -> str:
+        """What the projects' provider keys are encrypted with. Lost with this file, they must be set again."""
+        return str(self._content["secret_keys"])
 
     def project(self, database: str) -> ProjectKeys | None:
         """The project `default` of a database."""

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -10,11 +10,30 @@ from urllib.parse import urlsplit, urlunsplit
 from deploy.local.processes import Program
 
 ROOT = Path(__file__).parents[2]
-REQUEST_ROLE = "threadloom_conversation"
-ENGINE_ROLE = "threadloom_conversation_engine"
+# The services that have tables: each a schema and two roles of its own.
+CONVERSATION, BILLING = "conversation", "billing"
+WITH_TABLES = (CONVERSATION, BILLING)
 # What one process gets must not leak into the others by inheritance.
-NOT_INHERITED = ("DATABASE_URL", "NATS_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+NOT_INHERITED = (
+    "DATABASE_URL",
+    "NATS_URL",
+    "OPENAI_API_KEY",
+    "OPENAI_BASE_URL",
+    "THREADLOOM_SECRET_KEYS",
+    "THREADLOOM_METRICS_PORT",
+    "MAKEFLAGS",
+    "MAKELEVEL",
+    "MFLAGS",
+)
 LOCAL_HOSTS = "127.0.0.1,localhost"
+
+
+@dataclass(frozen=True)
+class RolePasswords:
+    """The passwords of a service's two database roles."""
+
+    request: str
+    engine: str
 
 
 @dataclass(frozen=True)
@@ -22,26 +41,31 @@ class Wiring:
     """What the services of one stack share."""
 
     admin_url: str
-    request_password: str
-    engine_password: str
+    # By service, for those that have tables.
+    passwords: Mapping[str, RolePasswords]
     nats_url: str
     provider_url: str
     provider_key: str
     model: str
     credential: str
+    # The key ring that stored provider keys are encrypted with: `id:base64`.
+    secret_keys: str
+    # The replicas' addresses, host:port.
+    conversations: tuple[str, ...]
+    billings: tuple[str, ...]
     conversation_drain_seconds: float = 5.0
     # Nothing is lost with a gateway: its clients resume.
     gateway_drain_seconds: float = 1.5
 
-    @property
-    def request_url(self) -> str:
-        """The database as the request role."""
-        return as_role(self.admin_url, REQUEST_ROLE, self.request_password)
 
-    @property
-    def engine_url(self) -> str:
-        """The database as the engine role."""
-        return as_role(self.admin_url, ENGINE_ROLE, self.engine_password)
+def request_url(service: str, admin_url: str, passwords: RolePasswords) -> str:
+    """The database as a service's request role."""
+    return as_role(admin_url, f"threadloom_{service}", passwords.request)
+
+
+def engine_url(service: str, admin_url: str, passwords: RolePasswords) -> str:
+    """The database as a service's engine role."""
+    return as_role(admin_url, f"threadloom_{service}_engine", passwords.engine)
 
 
 def as_role(url: str, role: str, password: str) -> str:
@@ -50,43 +74,39 @@ def as_role(url: str, role: str, password: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{role}:{password}@{parts.netloc.rpartition('@')[2]}"))
 
 
-def migration(wiring: Wiring, environ: Mapping[str, str], log: Path) -> Program:
-    """Makes the roles and migrates."""
-    added = {
-        "CONVERSATION_MIGRATION_URL": wiring.admin_url,
-        "CONVERSATION_ROLE_PASSWORD": wiring.request_password,
-        "CONVERSATION_ENGINE_ROLE_PASSWORD": wiring.engine_password,
-    }
-    return _module("migrate", "services.conversation.migrate", (), log, environ, added)
+def migrations(wiring: Wiring, environ: Mapping[str, str], log: Callable[[str], Path]) -> list[Program]:
+    """Makes the roles of each service with tables, and migrates its schema. `log` names a program's log file."""
+    return [_migration(service, wiring, environ, log(f"migrate-{service}")) for service in WITH_TABLES]
 
 
-def conversation(name: str, port: int, wiring: Wiring, environ: Mapping[str, str], log: Path) -> Program:
+def conversation(name: str, wiring: Wiring, environ: Mapping[str, str], log: Path) -> Program:
     """One replica of the conversation service."""
     added = {
-        "THREADLOOM_GRPC_LISTEN": f"127.0.0.1:{port}",
-        "CONVERSATION_DATABASE_URL": wiring.request_url,
-        "CONVERSATION_ENGINE_DATABASE_URL": wiring.engine_url,
+        **_with_tables(name, wiring.conversations, wiring, environ, first_metrics=0),
+        "BILLING_ADDRESSES": ",".join(wiring.billings),
         "NATS_URL": wiring.nats_url,
-        "THREADLOOM_SERVICE_CREDENTIAL": wiring.credential,
         "OPENAI_BASE_URL": wiring.provider_url,
         "OPENAI_API_KEY": wiring.provider_key,
         "THREADLOOM_MODEL": wiring.model,
+        "THREADLOOM_SECRET_KEYS": wiring.secret_keys,
         "THREADLOOM_DRAIN_SECONDS": f"{wiring.conversation_drain_seconds:g}",
         "THREADLOOM_ENVIRONMENT": "local",
     }
-    metrics_port = int(environ.get("THREADLOOM_METRICS_PORT") or 0)
-    if metrics_port:  # one process a port: the first replica has the one that is named, the others those behind it
-        added["THREADLOOM_METRICS_PORT"] = str(metrics_port + int(name.rpartition("-")[2]) - 1)
     return _module(name, "services.conversation", (), log, environ, added)
 
 
-def gateway(
-    name: str, port: int, conversations: Sequence[str], wiring: Wiring, environ: Mapping[str, str], log: Path
-) -> Program:
-    """One replica of the gateway, and the conversation replicas it calls."""
+def billing(name: str, wiring: Wiring, environ: Mapping[str, str], log: Path) -> Program:
+    """One replica of the billing service."""
+    added = _with_tables(name, wiring.billings, wiring, environ, first_metrics=len(wiring.conversations))
+    return _module(name, "services.billing", (), log, environ, added)
+
+
+def gateway(name: str, port: int, wiring: Wiring, environ: Mapping[str, str], log: Path) -> Program:
+    """One replica of the gateway."""
     added = {
         "THREADLOOM_HTTP_LISTEN": f"127.0.0.1:{port}",
-        "CONVERSATION_ADDRESSES": ",".join(conversations),
+        "CONVERSATION_ADDRESSES": ",".join(wiring.conversations),
+        "BILLING_ADDRESSES": ",".join(wiring.billings),
         "THREADLOOM_SERVICE_CREDENTIAL": wiring.credential,
         "THREADLOOM_DRAIN_SECONDS": f"{wiring.gateway_drain_seconds:g}",
     }
@@ -105,6 +125,34 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     for name in ("no_proxy", "NO_PROXY"):
         found[name] = ",".join(filter(None, (found.get(name), LOCAL_HOSTS)))
     return found
+
+
+def _migration(service: str, wiring: Wiring, environ: Mapping[str, str], log: Path) -> Program:
+    prefix, passwords = service.upper(), wiring.passwords[service]
+    added = {
+        f"{prefix}_MIGRATION_URL": wiring.admin_url,
+        f"{prefix}_ROLE_PASSWORD": passwords.request,
+        f"{prefix}_ENGINE_ROLE_PASSWORD": passwords.engine,
+    }
+    return _module(f"migrate-{service}", f"services.{service}.migrate", (), log, environ, added)
+
+
+def _with_tables(
+    name: str, addresses: Sequence[str], wiring: Wiring, environ: Mapping[str, str], *, first_metrics: int
+) -> dict[str, str]:
+    """What a replica of a service with tables gets, whichever it is; `name` is the service and its number."""
+    service, _, number = name.rpartition("-")
+    index, prefix, passwords = int(number) - 1, service.upper(), wiring.passwords[service]
+    added = {
+        "THREADLOOM_GRPC_LISTEN": addresses[index],
+        f"{prefix}_DATABASE_URL": request_url(service, wiring.admin_url, passwords),
+        f"{prefix}_ENGINE_DATABASE_URL": engine_url(service, wiring.admin_url, passwords),
+        "THREADLOOM_SERVICE_CREDENTIAL": wiring.credential,
+    }
+    metrics_port = int(environ.get("THREADLOOM_METRICS_PORT") or 0)
+    if metrics_port:  # one process a port: conversation-1 has the one that is named, the others those behind it
+        added["THREADLOOM_METRICS_PORT"] = str(metrics_port + first_metrics + index)
+    return added
 
 
 def _module(

@@ -7,11 +7,12 @@ from pathlib import Path
 from deploy.local.postgres import check_url
 from kit.settings import setting
 
-SERVICES = ("conversation", "gateway")
 # Beyond it a typo is likelier than a wish: each replica is a process of 100 MB.
 REPLICAS_MAX = 16
-# Two of each, so that the first thing a newcomer kills is missed by nobody.
-REPLICAS_DEFAULT = 2
+# Two of those that answers stream through, so that the first thing a newcomer kills is missed by nobody. Of billing
+# one is enough: it is asked for an instant before a call and told afterwards, whoever calls it tries again until it is
+# back, and holds of a project queue at the same rows of Postgres however many processes place them.
+REPLICAS_DEFAULT = {"billing": 1, "conversation": 2, "gateway": 2}
 DEFAULT_DATA_DIR = ".threadloom"
 DEMO_MODEL = "threadloom-demo"
 DEFAULT_MODEL = "gpt-4o-mini"
@@ -33,18 +34,18 @@ def parse_port(raw: str) -> int:
 
 
 def parse_replicas(raw: str) -> dict[str, int]:
-    """How many processes of each service, as in `conversation=3`; two of each that is not named."""
+    """How many processes of each service, as in `conversation=3`; one that is not named keeps its default."""
     found: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in raw.split(","))):
         name, _, count = (word.strip() for word in part.partition("="))
-        if name not in SERVICES:
-            raise ValueError(f"there is no service {name!r}, only {' and '.join(SERVICES)}")
+        if name not in REPLICAS_DEFAULT:
+            raise ValueError(f"there is no service {name!r}, only {', '.join(REPLICAS_DEFAULT)}")
         if name in found:
             raise ValueError(f"{name} is named twice")
         if not count.isascii() or not count.isdigit() or not 1 <= int(count) <= REPLICAS_MAX:
             raise ValueError(f"{name} needs a count from 1 to {REPLICAS_MAX}, as in {name}=2")
         found[name] = int(count)
-    return {name: found.get(name, REPLICAS_DEFAULT) for name in SERVICES}
+    return REPLICAS_DEFAULT | found
 
 
 def check_nats_url(raw: str) -> str:
@@ -69,8 +70,8 @@ class StackSettings:
     data_dir: Path = setting("THREADLOOM_DATA_DIR", "Folder of the data.", DEFAULT_DATA_DIR, Path)
     replicas: dict[str, int] = setting(
         "THREADLOOM_REPLICAS",
-        "Processes of each service, as in conversation=3; a service that is not named has two.",
-        "conversation=2,gateway=2",
+        "Processes of each service, as in conversation=3; a service that is not named keeps its default.",
+        ",".join(f"{name}={count}" for name, count in REPLICAS_DEFAULT.items()),
         parse_replicas,
     )
     database_url: str = setting(

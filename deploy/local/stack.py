@@ -15,10 +15,10 @@ from deploy.local.data_folder import DataFolder
 from deploy.local.nats import Nats
 from deploy.local.ports import PortBook
 from deploy.local.private_files import write_json
-from deploy.local.processes import Child, StackError, run_to_end, wait_ready
+from deploy.local.processes import Child, StackError, run_all_to_end, wait_ready
 from deploy.local.projects import ProjectExists, Projects, user_token
 from deploy.local.secret_file import ProjectKeys, SecretFile
-from deploy.local.service_programs import Wiring
+from deploy.local.service_programs import WITH_TABLES, RolePasswords, Wiring
 from deploy.local.settings import OPENAI_URL, UNSET_KEY, StackSettings
 from deploy.local.supervisor import StopRequests, Supervisor
 from threadloom.conversation.v1 import project_service_pb2 as pb
@@ -31,6 +31,11 @@ MIGRATE_SECONDS = 120.0
 # A service imports for a second or two; an old laptop may take ten times that.
 READY_SECONDS = 60.0
 CONNECT_SECONDS = 10
+# The names in the secrets of a service's two roles, request and engine.
+ROLE_SECRETS = {
+    "conversation": ("request_role", "engine_role"),
+    "billing": ("billing_request_role", "billing_engine_role"),
+}
 
 
 @dataclass
@@ -43,7 +48,6 @@ class Stack:
     say: Callable[[str], None]
     stops: StopRequests
     _gateway_ports: list[int] = field(default_factory=list)
-    _conversations: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.supervisor = Supervisor(self.folder.children, self.say, self._write_stack_file)
@@ -104,14 +108,24 @@ class Stack:
             base_url = f"http://127.0.0.1:{self._ports.port('provider-1')}/v1"
         return Wiring(
             admin_url=admin_url,
-            request_password=self._role_password("request_role"),
-            engine_password=self._role_password("engine_role"),
+            passwords={service: self._role_passwords(service) for service in WITH_TABLES},
             nats_url=nats_url,
             provider_url=base_url,
             provider_key=self.settings.api_key or UNSET_KEY,
             model=self.settings.model,
             credential=self._secrets.password("service_credential"),
+            secret_keys=self._secrets.key_ring,
+            conversations=self._addresses("conversation"),
+            billings=self._addresses("billing"),
         )
+
+    def _addresses(self, service: str) -> tuple[str, ...]:
+        """Where the replicas of a service will listen; all are told of each other before one is started."""
+        names = (f"{service}-{number}" for number in range(1, self.settings.replicas[service] + 1))
+        return tuple(f"127.0.0.1:{self._ports.port(name)}" for name in names)
+
+    def _role_passwords(self, service: str) -> RolePasswords:
+        return RolePasswords(*(self._role_password(role) for role in ROLE_SECRETS[service]))
 
     def _role_password(self, role: str) -> str:
         """Roles belong to a whole server: on an outside one every stack must come to the same passwords."""
@@ -134,7 +148,8 @@ class Stack:
 
     def _migrate(self) -> None:
         self.say("Migrating the database ...")
-        run_to_end(service_programs.migration(self._wiring, self.environ, self.folder.log("migrate")), MIGRATE_SECONDS)
+        # Together: importing is most of it, and a lock of the database keeps them apart there.
+        run_all_to_end(service_programs.migrations(self._wiring, self.environ, self.folder.log), MIGRATE_SECONDS)
         self.stops.check()
 
     def _start_services(self) -> None:
@@ -145,6 +160,7 @@ class Stack:
             self.say("Neither OPENAI_API_KEY nor OPENAI_BASE_URL is set: a small demo model answers.")
         waits = [self._start_provider()] if self.settings.is_demo else []
         # Together: importing is most of their start, and each waits for the others by itself.
+        waits += [self._start_billing(number) for number in range(1, counts["billing"] + 1)]
         waits += [self._start_conversation(number) for number in range(1, counts["conversation"] + 1)]
         waits += [self._start_gateway(number) for number in range(1, counts["gateway"] + 1)]
         for child, is_ready in waits:
@@ -155,19 +171,21 @@ class Stack:
         program = service_programs.demo_model(name, port, self.environ, self.folder.log(name))
         return self.supervisor.start(program), lambda: readiness.is_listening("127.0.0.1", port)
 
+    def _start_billing(self, number: int) -> tuple[Child, Callable[[], bool]]:
+        name, address = f"billing-{number}", self._wiring.billings[number - 1]
+        program = service_programs.billing(name, self._wiring, self.environ, self.folder.log(name))
+        return self.supervisor.start(program), lambda: readiness.is_serving(address)
+
     def _start_conversation(self, number: int) -> tuple[Child, Callable[[], bool]]:
-        name = f"conversation-{number}"
-        port = self._ports.port(name)
-        self._conversations.append(f"127.0.0.1:{port}")
-        program = service_programs.conversation(name, port, self._wiring, self.environ, self.folder.log(name))
-        return self.supervisor.start(program), lambda: readiness.is_serving(port)
+        name, address = f"conversation-{number}", self._wiring.conversations[number - 1]
+        program = service_programs.conversation(name, self._wiring, self.environ, self.folder.log(name))
+        return self.supervisor.start(program), lambda: readiness.is_serving(address)
 
     def _start_gateway(self, number: int) -> tuple[Child, Callable[[], bool]]:
         name = f"gateway-{number}"
         port = self.settings.port if number == 1 else self._ports.port(name)
         self._gateway_ports.append(port)
-        log = self.folder.log(name)
-        program = service_programs.gateway(name, port, self._conversations, self._wiring, self.environ, log)
+        program = service_programs.gateway(name, port, self._wiring, self.environ, self.folder.log(name))
         return self.supervisor.start(program), lambda: readiness.answers_ok(f"http://127.0.0.1:{port}/readyz")
 
     def _database_name(self) -> str:
@@ -178,7 +196,7 @@ class Stack:
         return f"{parts.hostname}:{parts.port or 5432}{parts.path}"
 
     def _first_project(self) -> ProjectKeys:
-        projects = Projects(self._conversations[0], self._wiring.credential)
+        projects = Projects(self._wiring.conversations[0], self._wiring.credential)
         known = self._secrets.project(self._database_name())
         if known and projects.resolve(pb.ResolveProjectRequest(key=known.anon_key)):
             return known
@@ -210,7 +228,7 @@ class Stack:
         project, wiring = self._project, self._wiring
         content = {
             "http": [f"http://127.0.0.1:{port}" for port in self._gateway_ports],
-            "grpc": {"conversation": self._conversations},
+            "grpc": {"conversation": wiring.conversations, "billing": wiring.billings},
             "postgres": wiring.admin_url,
             "nats": wiring.nats_url,
             "provider": wiring.provider_url,

@@ -19,6 +19,8 @@ STEADY_SECONDS = 10.0
 STOP_ORDER: tuple[tuple[str, float], ...] = (
     ("gateway", 2.0),
     ("conversation", 5.4),
+    # Its calls are one short transaction each, and whoever makes them has ended.
+    ("billing", 0.4),
     ("provider", 0.2),
     ("nats", 0.3),
     ("postgres", 1.0),

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 REPLICAS = (1, 2)
 POLL_SECONDS = 0.02
-PROCESSES = [(service, number) for service in ("conversation", "gateway") for number in REPLICAS]
+PROCESSES = [("billing", 1), *((service, number) for service in ("conversation", "gateway") for number in REPLICAS)]
 
 
 @dataclass

@@ -2,10 +2,12 @@
 
 Use it as a context manager, from the main thread (children end with the thread that
 started them). Processes are named as `make run` names them: `conversation-1`,
-`gateway-2`, and, when private, `postgres-1` and `nats-1`.
+`gateway-2`, `billing-1`, and, when private, `postgres-1` and `nats-1`. The cluster's
+model has the price of `tests.support.billing` in every project.
 """
 
 import asyncio
+import base64
 import contextlib
 import os
 import signal
@@ -26,11 +28,13 @@ from deploy.local.projects import Projects, user_token
 from deploy.local.secret_file import ProjectKeys
 from deploy.local.service_programs import Wiring
 from deploy.local.supervisor import STEADY_SECONDS, Supervisor
-from services.conversation.migrate import migrate
 from tests.support import databases
+from tests.support.billing import Billing
 from tests.support.databases import Database
 
 CREDENTIAL = "service-credential-of-tests"
+# 32 zero bytes: a key like any other, and the same in every run.
+SECRET_KEYS = f"k1:{base64.b64encode(bytes(32)).decode()}"
 MODEL = "fake-model"
 READY_SECONDS = 30.0
 KILL_SECONDS = 5.0  # the kernel needs milliseconds
@@ -39,7 +43,7 @@ LOG_LINES = 40
 
 
 class Cluster:
-    """N conversation and M gateway processes over a database, a NATS and a provider."""
+    """Processes of the three services over a database, a NATS and a provider."""
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class Cluster:
         nats_url: str | None = None,
         conversations: int = 2,
         gateways: int = 1,
+        billings: int = 1,
         private_postgres: bool = False,
         private_nats: bool = False,
         supervised: bool = False,
@@ -61,7 +66,7 @@ class Cluster:
 
         `environ`: further variables by service. `project`: the keys of `default` when the database has it already.
         """
-        self._counts = {"conversation": conversations, "gateway": gateways}
+        self._counts = {"billing": billings, "conversation": conversations, "gateway": gateways}
         self._private = {"postgres": private_postgres, "nats": private_nats}
         self._database, self._nats_url, self._provider_url, self._model = database, nats_url, provider_url, model
         self._supervised, self._environ, self._drain = supervised, environ or {}, conversation_drain_seconds
@@ -90,12 +95,17 @@ class Cluster:
     @property
     def http(self) -> list[str]:
         """The gateways' addresses."""
-        return [f"http://127.0.0.1:{port}" for name, port in self._ports.items() if name.startswith("gateway-")]
+        return [f"http://{address}" for address in self._addresses("gateway")]
 
     @property
     def grpc(self) -> list[str]:
         """The conversation replicas' addresses."""
-        return [f"127.0.0.1:{port}" for name, port in self._ports.items() if name.startswith("conversation-")]
+        return self._addresses("conversation")
+
+    @property
+    def billing(self) -> list[str]:
+        """The billing replicas' addresses."""
+        return self._addresses("billing")
 
     @property
     def project(self) -> ProjectKeys:
@@ -183,9 +193,11 @@ class Cluster:
             self._nats_url = self._private_nats()
         if self._database is None or self._nats_url is None:
             raise StackError("A cluster needs a database and a NATS, given or private")
-        self._start_services(self._wire())
+        self._start_services()
         for name, is_ready in self._ready.items():
             wait_ready(self._supervisor.child(name), is_ready, READY_SECONDS)
+        with Billing(self.billing[0], CREDENTIAL) as billing:
+            billing.set_price(self._model)
         if self._project is None:
             self._project = self.create_project("default")
         if self._supervised:
@@ -200,7 +212,7 @@ class Cluster:
         name = "threadloom"
         postgres.create_database(self._postgres.url(), name)
         url = self._postgres.url(name)
-        migrate(url, databases.REQUEST_PASSWORD, databases.ENGINE_PASSWORD)
+        databases.migrate(url)
         return Database(name, url)
 
     def _private_nats(self) -> str:
@@ -212,34 +224,45 @@ class Cluster:
     def _wire(self) -> Wiring:
         return Wiring(
             admin_url=self.database.admin_url,
-            request_password=databases.REQUEST_PASSWORD,
-            engine_password=databases.ENGINE_PASSWORD,
+            passwords=databases.PASSWORDS,
             nats_url=self._nats_url or "",
             provider_url=self._provider_url,
             provider_key="key-of-tests",
             model=self._model,
             credential=CREDENTIAL,
+            secret_keys=SECRET_KEYS,
+            conversations=tuple(self.grpc),
+            billings=tuple(self.billing),
             conversation_drain_seconds=self._drain,
         )
 
-    def _start_services(self, wiring: Wiring) -> None:
-        for number in range(1, self._counts["conversation"] + 1):
-            name, port = f"conversation-{number}", self._new_port(f"conversation-{number}")
-            environ = {**os.environ, **self._environ.get("conversation", {})}
-            self._ready[name] = partial(readiness.is_serving, port)
-            self._start_program(service_programs.conversation(name, port, wiring, environ, self._log(name)))
-        for number in range(1, self._counts["gateway"] + 1):
-            name, port = f"gateway-{number}", self._new_port(f"gateway-{number}")
-            environ = {**os.environ, **self._environ.get("gateway", {})}
-            self._ready[name] = partial(readiness.answers_ok, f"http://127.0.0.1:{port}/readyz")
-            self._start_program(service_programs.gateway(name, port, self.grpc, wiring, environ, self._log(name)))
+    def _start_services(self) -> None:
+        for service, count in self._counts.items():
+            for number in range(1, count + 1):
+                self._new_port(f"{service}-{number}")
+        wiring = self._wire()
+        for name, port in self._ports.items():
+            service = name.rpartition("-")[0]
+            environ, log = {**os.environ, **self._environ.get(service, {})}, self._log(name)
+            self._ready[name] = partial(readiness.is_serving, f"127.0.0.1:{port}")
+            match service:
+                case "billing":
+                    program = service_programs.billing(name, wiring, environ, log)
+                case "conversation":
+                    program = service_programs.conversation(name, wiring, environ, log)
+                case _:
+                    program = service_programs.gateway(name, port, wiring, environ, log)
+                    self._ready[name] = partial(readiness.answers_ok, f"http://127.0.0.1:{port}/readyz")
+            self._start_program(program)
 
     def _start_program(self, program: Program) -> Child:
         return self._supervisor.start(program)
 
-    def _new_port(self, name: str) -> int:
-        port = self._ports[name] = free_port(frozenset(self._ports.values()))
-        return port
+    def _new_port(self, name: str) -> None:
+        self._ports[name] = free_port(frozenset(self._ports.values()))
+
+    def _addresses(self, service: str) -> list[str]:
+        return [f"127.0.0.1:{port}" for name, port in self._ports.items() if name.rpartition("-")[0] == service]
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"

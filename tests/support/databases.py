@@ -4,16 +4,19 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg import sql
 
-from deploy.local.service_programs import ENGINE_ROLE, REQUEST_ROLE, as_role
+from deploy.local.service_programs import BILLING, CONVERSATION, RolePasswords, engine_url, request_url
 
-REQUEST_PASSWORD = "request-password-of-tests"
-ENGINE_PASSWORD = "engine-password-of-tests"
+# All different: a service with the password of another one's role is found out.
+PASSWORDS = {
+    CONVERSATION: RolePasswords("request-password-of-tests", "engine-password-of-tests"),
+    BILLING: RolePasswords("billing-request-password-of-tests", "billing-engine-password-of-tests"),
+}
 TEMPLATE = "threadloom_template"
 
 _numbers = itertools.count(1)
@@ -21,20 +24,30 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Database:
-    """One database: its name and its address for the superuser and both roles of conversation."""
+    """One database: its name and its address for the superuser and the roles of both services."""
 
     name: str
     admin_url: str
 
     @property
     def request_url(self) -> str:
-        """Its address for the request role."""
-        return as_role(self.admin_url, REQUEST_ROLE, REQUEST_PASSWORD)
+        """Its address for conversation's request role."""
+        return request_url(CONVERSATION, self.admin_url, PASSWORDS[CONVERSATION])
 
     @property
     def engine_url(self) -> str:
-        """Its address for the engine role."""
-        return as_role(self.admin_url, ENGINE_ROLE, ENGINE_PASSWORD)
+        """Its address for conversation's engine role."""
+        return engine_url(CONVERSATION, self.admin_url, PASSWORDS[CONVERSATION])
+
+    @property
+    def billing_request_url(self) -> str:
+        """Its address for billing's request role."""
+        return request_url(BILLING, self.admin_url, PASSWORDS[BILLING])
+
+    @property
+    def billing_engine_url(self) -> str:
+        """Its address for billing's engine role."""
+        return engine_url(BILLING, self.admin_url, PASSWORDS[BILLING])
 
 
 def at_port(url: str, port: int) -> str:
@@ -50,10 +63,17 @@ def in_database(url: str, name: str) -> str:
 
 def make_template(server_url: str) -> None:
     """Creates the template database and migrates it to head."""
-    from services.conversation.migrate import migrate  # slow to import; only needed once a session
-
     _execute(server_url, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(TEMPLATE)))
-    migrate(in_database(server_url, TEMPLATE), REQUEST_PASSWORD, ENGINE_PASSWORD)
+    migrate(in_database(server_url, TEMPLATE))
+
+
+def migrate(admin_url: str) -> None:
+    """Makes all roles and brings the schemas of both services to head."""
+    from services.billing.migrate import migrate as migrate_billing  # slow to import; only needed once a session
+    from services.conversation.migrate import migrate as migrate_conversation
+
+    migrate_conversation(admin_url, *astuple(PASSWORDS[CONVERSATION]))
+    migrate_billing(admin_url, *astuple(PASSWORDS[BILLING]))
 
 
 @contextlib.contextmanager

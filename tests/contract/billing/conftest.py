@@ -10,18 +10,16 @@ import pytest_asyncio
 import uvloop
 from psycopg import sql as pg
 
-from deploy.local.service_programs import as_role
 from kit.callers import SYSTEM, Caller, Role
 from kit.ids import new_id
 from kit.settings import load
-from services.billing.migrate import ENGINE_ROLE, REQUEST_ROLE, migrate
 from services.billing.schema import Base
 from services.billing.server import serve
 from services.billing.settings import Settings
 from services.billing.upkeep import Upkeep
 from tests.contract.billing.harness import CREDENTIAL, MODEL, RATES, WAIT_SECONDS, Service, open_service
 from tests.support import databases
-from tests.support.databases import ENGINE_PASSWORD, REQUEST_PASSWORD
+from tests.support.databases import Database
 from tests.support.servers import RunningPostgres
 from threadloom.billing.v1.billing_service_pb2 import SetPriceRequest
 
@@ -32,30 +30,29 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 
 @pytest.fixture(scope="session")
-def billing_url(template: RunningPostgres) -> Iterator[str]:
-    """A database with billing's schema, as its superuser."""
+def books(template: RunningPostgres) -> Iterator[Database]:
+    """One database for the session: emptying its tables is cheaper than cloning it for every test."""
     with databases.fresh_database(template.url()) as found:
-        migrate(found.admin_url, REQUEST_PASSWORD, ENGINE_PASSWORD)
-        yield found.admin_url
+        yield found
 
 
 @pytest.fixture
-def url(billing_url: str) -> str:
-    """The same, emptied."""
-    with psycopg.connect(billing_url) as connection:
+def url(books: Database) -> str:
+    """It, emptied, as its superuser."""
+    with psycopg.connect(books.admin_url) as connection:
         for table in Base.metadata.tables.values():
             connection.execute(pg.SQL("DELETE FROM billing.{}").format(pg.Identifier(table.name)))
-    return billing_url
+    return books.admin_url
 
 
 @pytest.fixture
-def request_url(url: str) -> str:
-    return as_role(url, REQUEST_ROLE, REQUEST_PASSWORD)
+def request_url(books: Database, url: str) -> str:
+    return books.billing_request_url
 
 
 @pytest.fixture
-def engine_url(url: str) -> str:
-    return as_role(url, ENGINE_ROLE, ENGINE_PASSWORD)
+def engine_url(books: Database, url: str) -> str:
+    return books.billing_engine_url
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from sqlalchemy import create_engine
 
 from kit.callers import Caller
 from kit.db import sqlalchemy_url
-from services.billing.migrate import main, migrate
+from services.billing.migrate import main
 from services.billing.schema import SCHEMA, Base
 from tests.contract.billing.harness import Service
-from tests.support.databases import ENGINE_PASSWORD, REQUEST_PASSWORD
+from tests.support import databases
 
 SETTINGS = (
     "SELECT set_config('app.project', %s, false), set_config('app.user', %s, false), set_config('app.role', %s, false)"
@@ -157,7 +157,7 @@ def is_ours(name: str | None, kind: str, _parent: object) -> bool:
 
 
 def test_all_migrations_together_are_the_schema_and_may_run_again(url: str) -> None:
-    migrate(url, REQUEST_PASSWORD, ENGINE_PASSWORD)
+    databases.migrate(url)
     engine = create_engine(sqlalchemy_url(url))
     options = {
         "include_schemas": True,

@@ -7,10 +7,11 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine
 
 from kit.db import sqlalchemy_url
-from services.conversation.migrate import main, migrate
+from services.conversation.migrate import main
 from services.conversation.schema import SCHEMA, Base
 from tests.contract.conversation.harness import Sql
-from tests.support.databases import ENGINE_PASSWORD, REQUEST_PASSWORD, Database
+from tests.support import databases
+from tests.support.databases import Database
 
 VERSION_TABLE = "schema_version"
 
@@ -49,7 +50,7 @@ def test_migrating_again_changes_nothing(database: Database) -> None:
     )
     policies = "SELECT * FROM pg_policies WHERE schemaname = 'conversation' ORDER BY tablename, policyname"
     before = rows(database.admin_url, look), rows(database.admin_url, policies)
-    migrate(database.admin_url, REQUEST_PASSWORD, ENGINE_PASSWORD)
+    databases.migrate(database.admin_url)
     assert (rows(database.admin_url, look), rows(database.admin_url, policies)) == before
 
 

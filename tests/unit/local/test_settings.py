@@ -6,16 +6,16 @@ from deploy.local.settings import DEMO_MODEL, StackSettings, parse_replicas
 from kit.settings import SettingsError, load
 
 
-def test_one_replica_of_each_service_unless_said_otherwise() -> None:
-    assert parse_replicas("") == {"conversation": 2, "gateway": 2}
-    assert parse_replicas(" conversation = 3 ,") == {"conversation": 3, "gateway": 2}
-    assert parse_replicas("gateway=2,conversation=4") == {"conversation": 4, "gateway": 2}
+def test_a_service_that_is_not_named_keeps_its_number_of_replicas() -> None:
+    assert parse_replicas("") == {"billing": 1, "conversation": 2, "gateway": 2}
+    assert parse_replicas(" conversation = 3 ,") == {"billing": 1, "conversation": 3, "gateway": 2}
+    assert parse_replicas("billing=2,conversation=4") == {"billing": 2, "conversation": 4, "gateway": 2}
 
 
 @pytest.mark.parametrize(
     ("raw", "word"),
     [
-        ("billing=2", "billing"),
+        ("media=2", "media"),
         ("conversation", "count"),
         ("conversation=0", "1 to 16"),
         ("conversation=17", "1 to 16"),
