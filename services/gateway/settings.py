@@ -40,6 +40,12 @@ class Settings:
         "The replicas of the conversation service, a comma list of host:port.",
         parse=addresses,
     )
+    billing: tuple[str, ...] = setting(
+        "BILLING_ADDRESSES",
+        "The replicas of the billing service, a comma list of host:port.",
+        "127.0.0.1:50052",
+        addresses,
+    )
     credential: str = setting("THREADLOOM_SERVICE_CREDENTIAL", "The secret the services show each other.", secret=True)
     origins: tuple[str, ...] = setting(
         "THREADLOOM_ALLOWED_ORIGINS",
