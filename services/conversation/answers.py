@@ -156,16 +156,18 @@ class Answer:
     async def _make_call(self, call: ModelCall) -> bool:
         """Reads the model's answer. False when a time limit ended it; a stop leaves `run.stop` set."""
         run, client = self._run, self._with.client
-        if not self._with.ownership.holds_lease:
+        while True:
+            try:
+                key = await self._with.keys.key_for(run.log.project_id, client.provider, self._insist)
+            except ServiceError as error:
+                call.failure = ProviderFailure(error, is_retryable=False)
+                return True
+            call.request = replace(call.request, api_key=key)
+            if self._with.ownership.holds_lease:
+                break
             # Frozen between recording the call and making it: somebody else may be making it now.
             await self._with.ownership.until_held()
             await self._with.journal.change_state(run.log)
-        try:
-            key = await self._with.keys.key_for(run.log.project_id, client.provider, self._insist)
-        except ServiceError as error:
-            call.failure = ProviderFailure(error, is_retryable=False)
-            return True
-        call.request = replace(call.request, api_key=key)
         if run.stop is not None:
             return True
         reading = asyncio.create_task(call.read(client, self._with.turn.idle_seconds))
