@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from kit.channels import CHANNEL_OPTIONS, call_metadata
 from kit.settings import load
 from services.billing.server import serve
 from services.billing.settings import Settings
+from services.conversation.billing import Payer
 from services.conversation.limits import OUTBOX_LEASE_SECONDS
 from tests.contract.conversation.harness import CREDENTIAL, WAIT_SECONDS, Sql, eventually
 from tests.support.billing import RATES
@@ -26,6 +27,7 @@ from threadloom.common.v1.money_pb2 import Money
 
 # Every model these tests name. Whatever it is called, it costs the same.
 MODELS = ("fake-model", "thread-model", "run-model")
+LISTEN_SECONDS = 1.0
 CREDITS_PER_USD = 1_000_000_000  # a credit a nano-USD, so that nothing is rounded away
 # What the ledger says of a run must be what its message, its calls and its thread say.
 CALLS = """
@@ -89,19 +91,37 @@ class Books:
     async def ledger(self) -> list[Entry]:
         """Every row, oldest first."""
         query = (
-            "SELECT model, tokens_in, tokens_out, cached_tokens, thinking_tokens, cost_nano, estimated, above_hold, late"
-            " FROM billing.cost_ledger ORDER BY booked_at, api_call_id"
+            "SELECT model, tokens_in, tokens_out, cached_tokens, thinking_tokens, cost_nano, estimated, above_hold,"
+            " late FROM billing.cost_ledger ORDER BY booked_at, api_call_id"
         )
         return [Entry(*row) for row in await self.sql.rows(query)]
 
     async def settled(self) -> list[Entry]:
         """The ledger, once everything that waits in the outbox has been received."""
-
-        async def is_empty() -> bool:
-            return await self.sql.value(OUTBOX) == 0
-
-        await eventually(is_empty, OUTBOX_LEASE_SECONDS + WAIT_SECONDS)
+        await eventually(self._is_told, OUTBOX_LEASE_SECONDS + WAIT_SECONDS)
         return await self.ledger()
+
+    async def hold(self, payer: Payer, call: UUID, input_tokens: int = 1000, output_tokens: int = 1000) -> bytes:
+        """Sets money aside as a conversation service does; the rates it would store."""
+        request = api.PlaceHoldRequest(
+            api_call_id=str(call),
+            project_id=str(payer.project_id),
+            user_id=payer.user_id,
+            run_id=str(payer.run_id),
+            thread_id=str(payer.thread_id),
+            message_id=str(payer.message_id),
+            model=payer.model,
+            input_tokens_max=input_tokens,
+            max_output_tokens=output_tokens,
+            min_output_tokens=1,
+        )
+        rates: bytes = (await self._call(self._stub.PlaceHold, request)).hold.rates.SerializeToString()
+        return rates
+
+    async def listen(self) -> None:
+        """Gives the services a moment to tell what waits in the outbox; some tests leave none that could."""
+        with suppress(AssertionError):
+            await eventually(self._is_told, LISTEN_SECONDS)
 
     async def check(self) -> None:
         """Ledger = calls = messages = threads, no hold is left behind, no call is booked that is not ours."""
@@ -122,11 +142,14 @@ class Books:
         """Stops the service."""
         self._stopped.set()
 
+    async def _is_told(self) -> bool:
+        return await self.sql.value(OUTBOX) == 0
+
     async def _waits(self, call: UUID) -> bool:
         return bool(await self.sql.value("SELECT count(*) FROM conversation.outbox WHERE id = %s", call))
 
-    async def _call(self, method: Any, request: object) -> None:
-        await method(request, metadata=call_metadata(CREDENTIAL, SYSTEM, ""), timeout=WAIT_SECONDS)
+    async def _call(self, method: Any, request: object) -> Any:
+        return await method(request, metadata=call_metadata(CREDENTIAL, SYSTEM, ""), timeout=WAIT_SECONDS)
 
 
 @asynccontextmanager

@@ -100,8 +100,9 @@ async def launch(
         "THREADLOOM_MODEL": "fake-model",
         "THREADLOOM_DRAIN_SECONDS": "0.05",
     }
-    launcher = Launcher(environ, callers)
+    launcher = Launcher(environ, callers, books)
     yield launcher
+    await books.listen()
     await launcher.close()
     await books.check()
 
