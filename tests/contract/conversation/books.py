@@ -45,9 +45,10 @@ FROM conversation.ai_threads t
 WHERE NOT EXISTS (SELECT FROM conversation.ai_runs r WHERE r.thread_id = t.id AND r.status = 'running')
 """
 OUTBOX = "SELECT count(*) FROM conversation.outbox"
+# The hold of a run that vanished with its thread ends by expiring: nobody is left to close it.
 OPEN_HOLDS = """
-SELECT count(*) FROM billing.holds h WHERE h.status = 'open' AND NOT EXISTS (
-    SELECT FROM conversation.ai_runs r WHERE r.id = h.run_id AND r.status = 'running')
+SELECT count(*) FROM billing.holds h JOIN conversation.ai_runs r ON r.id = h.run_id
+WHERE h.status = 'open' AND r.status <> 'running'
 """
 
 
