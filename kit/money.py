@@ -14,8 +14,8 @@ CREDITS_PER_USD_MAX = 1_000_000_000
 
 # One text for each amount: no plus, no leading zeros, no minus zero.
 USD_TEXT = re.compile(r"(-?)(0|[1-9][0-9]*)\.([0-9]{9})")
-# As people write amounts; none of them is negative.
-USD_WRITTEN = re.compile(r"([0-9]+)(?:\.([0-9]{1,9}))?")
+# What people write: 5, 0.15, 007.5. No sign, exponent, blank or separator, and never a rounding.
+WRITTEN_USD = re.compile(r"0*([0-9]+)(?:\.([0-9]{1,9}))?")
 
 
 def format_usd(nano: int) -> str:
@@ -42,14 +42,14 @@ def parse_usd(text: str) -> int:
 
 
 def read_usd(text: str) -> int:
-    """Nano-USD of an amount as people write it, such as `5` or `0.15`; raises ValueError that says what is wrong."""
-    found = USD_WRITTEN.fullmatch(text.strip())
+    """Nano-USD of an amount as people write it, digits with at most 9 decimals; raises ValueError for all else."""
+    found = WRITTEN_USD.fullmatch(text)
     if found is None:
-        raise ValueError("must be USD with at most 9 decimals, such as 0.15")
-    whole, decimals = found.groups(default="")
-    if len(whole) > len(str(NANO_MAX)):
+        raise ValueError("must be USD in plain digits with at most 9 decimals, such as 0.15")
+    whole, decimals = found.groups()
+    if len(whole) > len(str(NANO_MAX)):  # Python refuses to read thousands of digits
         raise ValueError("is more than an amount can hold")
-    nano = int(whole) * NANO_PER_USD + int(decimals.ljust(9, "0"))
+    nano = int(whole) * NANO_PER_USD + int((decimals or "").ljust(9, "0"))
     if nano > NANO_MAX:
         raise ValueError("is more than an amount can hold")
     return nano

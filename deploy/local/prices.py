@@ -1,6 +1,7 @@
 """Prices of models over gRPC, and the command `price`, which sets one."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from deploy.local.calls import as_system, channel
 from deploy.local.data_folder import DataFolder
@@ -43,7 +44,7 @@ class Prices:
         """Whether a project's calls of the model have a price: one that was set, or a published one."""
         from services.billing.catalogue import published_rates  # the whole list: no other command waits for it
 
-        return model in self._models(project) or published_rates(model) is not None
+        return model in self._models(project) or published_rates(model, datetime.now(UTC)) is not None
 
     def _models(self, project: str) -> set[str]:
         """The models with a price that was set for the project or for every one."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.money import CREDITS_PER_USD_MAX, NANO_MAX, credits, format_usd, half_even, micro_usd, parse_usd
+from kit.money import CREDITS_PER_USD_MAX, NANO_MAX, credits, format_usd, half_even, micro_usd, parse_usd, read_usd
 from threadloom.common.v1.money_pb2 import Money
 
 QUICK = settings(derandomize=True, max_examples=200, deadline=None)
@@ -46,6 +46,22 @@ def test_an_amount_is_written_with_nine_decimals(nano: int, text: str) -> None:
 def test_no_other_text_is_an_amount(text: str) -> None:
     with pytest.raises(ValueError):
         parse_usd(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "nano"),
+    [("0", 0), ("5", 5 * 10**9), ("0.15", 150_000_000), ("007.50", 7_500_000_000), ("0.000000001", 1)],
+)
+def test_an_amount_is_read_as_people_write_it(text: str, nano: int) -> None:
+    assert read_usd(text) == nano
+
+
+@pytest.mark.parametrize(
+    "text", ["", ".", ".5", "5.", "-1", "+1", "1e5", "1,5", "1_000", "$5", "٣", "0.0000000001", "NaN", "9" * 30]
+)
+def test_what_is_no_plain_amount_is_not_guessed_at(text: str) -> None:
+    with pytest.raises(ValueError):
+        read_usd(text)
 
 
 @given(AMOUNTS, st.integers(1, 10**12))
