@@ -18,7 +18,7 @@ async def run(settings: Settings) -> None:
     """Serves until SIGTERM or SIGINT. Raises OSError when the address is taken."""
     stopped = stop_signal()
     with listen(*settings.listen) as sock:
-        clients = Clients(settings.conversation, settings.credential)
+        clients = Clients(settings.conversation, settings.billing, settings.credential)
         host, port = sock.getsockname()[:2]
         log.info("listening", host=host, port=port)
         await serve(create_app(settings, clients), sock, stopped, settings.drain_seconds)

@@ -15,7 +15,19 @@ from services.gateway.incoming import Incoming
 from services.gateway.limits import Patience
 from services.gateway.middleware import Errors, Observe, exchange_of
 from services.gateway.problems import in_dialect, method_not_allowed
-from services.gateway.routes import conversations, messages, runs, system
+from services.gateway.routes import (
+    caps,
+    conversations,
+    ledger,
+    messages,
+    prices,
+    provider_keys,
+    quotas,
+    runs,
+    system,
+    terms,
+    usage,
+)
 from services.gateway.routes.operations import OpenOperation, Operation
 from services.gateway.settings import LOCALHOST, Settings
 
@@ -26,6 +38,13 @@ OPERATIONS: tuple[Operation | OpenOperation, ...] = (
     *conversations.OPERATIONS,
     *messages.OPERATIONS,
     *runs.OPERATIONS,
+    *usage.OPERATIONS,
+    *prices.OPERATIONS,
+    *quotas.OPERATIONS,
+    *caps.OPERATIONS,
+    *terms.OPERATIONS,
+    *ledger.OPERATIONS,
+    *provider_keys.OPERATIONS,
     *system.OPERATIONS,
 )
 
@@ -59,7 +78,11 @@ def routes(context: Context) -> list[Route]:
     paths: dict[str, dict[str, Operation | OpenOperation]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = operation
-    return [Route(path, Endpoint(context, path, methods)) for path, methods in paths.items()]
+    # A user id may hold a slash, which a client writes as %2F and the router sees in clear.
+    return [
+        Route(path.replace("{user_id}", "{user_id:path}"), Endpoint(context, path, methods))
+        for path, methods in paths.items()
+    ]
 
 
 class Endpoint:
@@ -71,7 +94,8 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves the operation of the request's method."""
-        if scope["path"].endswith("\n"):  # the `$` of a route's pattern also fits before a last line break
+        # The `$` of a route's pattern also fits before a last line break, and a user id's may be empty.
+        if scope["path"].endswith("\n") or "" in scope["path_params"].values():
             raise unknown_path()
         exchange_of(scope).route = self._path
         method = scope["method"]
@@ -102,7 +126,12 @@ async def read(context: Context, operation: Operation, scope: Scope, receive: Re
     """The request, caller first: who may not ask is not told what is wrong with the question."""
     headers, request_id = Headers(scope=scope), exchange_of(scope).request_id
     ticket = incoming.ticket_of(scope["query_string"]) if operation.takes_ticket else ""
-    caller = await (context.auth.ticket(ticket, request_id) if ticket else context.auth.caller(headers, request_id))
+    if ticket:
+        caller = await context.auth.ticket(ticket, request_id)
+    elif operation.is_for_admins:
+        caller = await context.auth.admin(headers, request_id)
+    else:
+        caller = await context.auth.caller(headers, request_id)
     query = incoming.parse_query(scope["query_string"], [parameter.name for parameter in operation.query])
     body = None
     if operation.body is not None:
@@ -126,9 +155,9 @@ def _with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
         app,
         allow_origins=[origin for origin in origins if origin != LOCALHOST],
         allow_origin_regex=LOCAL_ORIGINS if LOCALHOST in origins else None,
-        allow_methods=("GET", "POST", "PATCH", "DELETE"),
+        allow_methods=("GET", "POST", "PUT", "PATCH", "DELETE"),
         # No cookies are used, so any header may come; client libraries add their own.
         allow_headers=("*",),
-        expose_headers=("X-Request-Id", "Retry-After", "X-Run-Id"),
+        expose_headers=("X-Request-Id", "Retry-After", "X-Run-Id", "Content-Disposition"),
         max_age=600,
     )

@@ -4,6 +4,7 @@
 what is wrong with what was sent, and never repeats it.
 """
 
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -13,12 +14,15 @@ from starlette.datastructures import Headers
 
 from kit.callers import SYSTEM, Caller, Role, is_user_id
 from kit.errors import ServiceError, unauthenticated
-from services.gateway.clients import Clients
+from services.gateway.clients import ConversationStubs, Service
 from services.gateway.limits import PROJECT_KEY_CHARS, TOKEN_LEEWAY_SECONDS
 from services.gateway.projects import Project, Projects
 from threadloom.conversation.v1.project_service_pb2 import RedeemStreamTicketRequest
 
 ALGORITHM = "HS256"
+# The value of a token's claim `role` that makes its user an admin of the project. The app mints it, with the very
+# secret that makes users; any other value (identity providers put `authenticated` there) is an ordinary user's.
+ADMIN = "admin"
 
 NOTHING = (
     "Send the project's key as header `apikey` and the user's token as `Authorization: Bearer <token>`, "
@@ -32,6 +36,10 @@ NO_PROJECT = "Send the project's key as header `apikey`: the token has no claim 
 UNKNOWN_PROJECT = "The token's claim `project` names no project."
 TWO_PROJECTS = "The key and the token belong to different projects."
 BAD_SUBJECT = "The token's claim `sub` must be the user's id: 1 to 255 printable characters, as a string."
+NOT_ADMIN = (
+    "Only a project's admins may call this. Send the project's service key without a user's token, "
+    f"or a user's token whose claim `role` is `{ADMIN}`."
+)
 BAD_TICKET = "The ticket is unknown, used or expired. Get a new one from POST /v1/stream-tickets."
 
 # What PyJWT finds wrong, most special first, in words for the developer who reads the answer.
@@ -50,15 +58,34 @@ MALFORMED = "The token is not a well-formed JWT."
 READ_ERRORS = (jwt.PyJWTError, ValueError, OverflowError, TypeError, RecursionError)
 
 
+@dataclass(frozen=True)
+class Proof:
+    """Whom the headers prove, and whether that is an admin of the project."""
+
+    caller: Caller
+    is_admin: bool
+
+
 class Auth:
     """Knows who is calling."""
 
-    def __init__(self, clients: Clients) -> None:
-        self._clients = clients
-        self._projects = Projects(clients)
+    def __init__(self, conversation: Service[ConversationStubs]) -> None:
+        self._conversation = conversation
+        self._projects = Projects(conversation)
 
     async def caller(self, headers: Headers, request_id: str) -> Caller:
-        """The caller the headers prove. Raises UNAUTHENTICATED, or UNAVAILABLE when nobody can tell."""
+        """The caller the headers prove, an admin as the user it is. Raises as `proof` does."""
+        return (await self.proof(headers, request_id)).caller
+
+    async def admin(self, headers: Headers, request_id: str) -> Caller:
+        """The project's service role, for an admin of the project. Raises FORBIDDEN, and as `proof` does."""
+        proof = await self.proof(headers, request_id)
+        if not proof.is_admin:
+            raise ServiceError("FORBIDDEN", NOT_ADMIN)
+        return Caller(Role.SERVICE, proof.caller.project)
+
+    async def proof(self, headers: Headers, request_id: str) -> Proof:
+        """What the headers prove. Raises UNAUTHENTICATED, or UNAVAILABLE when nobody can tell."""
         key, token = headers.get("apikey", ""), _bearer(headers)
         if not key and not token:
             raise unauthenticated(NOTHING)
@@ -76,7 +103,7 @@ class Auth:
         request = RedeemStreamTicketRequest(ticket=ticket)
         try:
             # Not repeatable: a lost answer may have used it up, and the second try would say so.
-            answer = await self._clients.call(
+            answer = await self._conversation.call(
                 lambda to: to.projects.RedeemStreamTicket, request, SYSTEM, request_id, repeatable=False
             )
         except ServiceError as error:
@@ -91,7 +118,7 @@ class Auth:
             raise unauthenticated(UNKNOWN_KEY)
         return project
 
-    async def _keyed_by_bearer(self, token: str, project: Project | None, request_id: str) -> Caller:
+    async def _keyed_by_bearer(self, token: str, project: Project | None, request_id: str) -> Proof:
         found = await self._projects.by_key(token, request_id)
         if found is None:
             raise unauthenticated(UNKNOWN_BEARER)
@@ -99,13 +126,14 @@ class Auth:
             raise unauthenticated(TWO_PROJECTS)
         return _holder(found)
 
-    async def _user(self, token: str, project: Project | None, request_id: str) -> Caller:
+    async def _user(self, token: str, project: Project | None, request_id: str) -> Proof:
         slug = _unverified(token).get("project")
         if project is None:
             project = await self._named(slug, request_id)
         elif slug is not None and slug != project.slug:
             raise unauthenticated(TWO_PROJECTS)
-        return Caller(Role.USER, project.id, subject(token, project.jwt_secret))
+        claims = verified(token, project.jwt_secret)
+        return Proof(Caller(Role.USER, project.id, claims["sub"]), claims.get("role") == ADMIN)
 
     async def _named(self, slug: Any, request_id: str) -> Project:
         if slug is None:
@@ -116,12 +144,12 @@ class Auth:
         return project
 
 
-def subject(token: str, secret: str) -> str:
-    """The user id of a token signed with the project's secret. Raises UNAUTHENTICATED."""
+def verified(token: str, secret: str) -> dict[str, Any]:
+    """The claims of a token signed with the project's secret; `sub` is a user id. Raises UNAUTHENTICATED."""
     try:
         # Listing the one algorithm is what keeps `none` and key-confusion tokens out. `iat` is no reason to
         # refuse (RFC 7519 gives it no such meaning), and apps put what they like into `aud` and `iss`.
-        claims = jwt.decode(
+        claims: dict[str, Any] = jwt.decode(
             token,
             secret,
             algorithms=[ALGORITHM],
@@ -133,7 +161,7 @@ def subject(token: str, secret: str) -> str:
     user = claims["sub"]
     if not isinstance(user, str) or not is_user_id(user):
         raise unauthenticated(BAD_SUBJECT)
-    return user
+    return claims
 
 
 def _fault(error: Exception) -> str:
@@ -158,11 +186,11 @@ def _bearer(headers: Headers) -> str:
     return token.strip()
 
 
-def _holder(project: Project) -> Caller:
+def _holder(project: Project) -> Proof:
     """Whom a bare key stands for."""
     if not project.is_service_key:
         raise unauthenticated(ANON_ALONE)
-    return Caller(Role.SERVICE, project.id)
+    return Proof(Caller(Role.SERVICE, project.id), is_admin=True)
 
 
 def _looks_like_jwt(token: str) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -11,10 +11,12 @@ from prometheus_client import Counter
 from kit.callers import Caller
 from kit.channels import Replica, Replicas, call_metadata, is_transport_failure, to_service_error
 from services.gateway.limits import CALL_SECONDS, READY_CALL_SECONDS
+from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
 from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceStub
 
 if TYPE_CHECKING:  # these classes exist in the stubs' types only
+    from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceAsyncStub
     from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceAsyncStub
     from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceAsyncStub
 
@@ -24,8 +26,19 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
+class OfReplica(Protocol):
+    """The stubs of one replica."""
+
+    @property
+    def replica(self) -> Replica:
+        """The replica they call."""
+
+
+Stubs = TypeVar("Stubs", bound=OfReplica)
+
+
 @dataclass(frozen=True)
-class Stubs:
+class ConversationStubs:
     """One replica of the conversation service."""
 
     replica: Replica
@@ -33,13 +46,21 @@ class Stubs:
     projects: "ProjectServiceAsyncStub"
 
 
-class Clients:
-    """All replicas of the conversation service. Made and closed inside the running loop."""
+@dataclass(frozen=True)
+class BillingStubs:
+    """One replica of the billing service."""
 
-    def __init__(self, addresses: Sequence[str], credential: str) -> None:
+    replica: Replica
+    billing: "BillingServiceAsyncStub"
+
+
+class Service(Generic[Stubs]):
+    """All replicas of one service. Made and closed inside the running loop."""
+
+    def __init__(self, addresses: Sequence[str], credential: str, make_stubs: Callable[[Replica], Stubs]) -> None:
         self._replicas = Replicas(addresses)
         self._credential = credential
-        self._stubs = {replica.address: _stubs(replica) for replica in self._replicas.all}
+        self._stubs = {replica.address: make_stubs(replica) for replica in self._replicas.all}
 
     def __len__(self) -> int:
         return len(self._replicas.all)
@@ -99,5 +120,22 @@ class Clients:
         await self._replicas.close()
 
 
-def _stubs(replica: Replica) -> Stubs:
-    return Stubs(replica, ConversationServiceStub(replica.channel), ProjectServiceStub(replica.channel))
+class Clients:
+    """The services the gateway calls."""
+
+    def __init__(self, conversation: Sequence[str], billing: Sequence[str], credential: str) -> None:
+        self.conversation = Service(conversation, credential, _conversation_stubs)
+        self.billing = Service(billing, credential, _billing_stubs)
+
+    async def close(self) -> None:
+        """Closes every channel."""
+        await self.conversation.close()
+        await self.billing.close()
+
+
+def _conversation_stubs(replica: Replica) -> ConversationStubs:
+    return ConversationStubs(replica, ConversationServiceStub(replica.channel), ProjectServiceStub(replica.channel))
+
+
+def _billing_stubs(replica: Replica) -> BillingStubs:
+    return BillingStubs(replica, BillingServiceStub(replica.channel))

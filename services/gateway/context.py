@@ -8,11 +8,12 @@ from grpc import aio
 from starlette.types import ASGIApp
 
 from services.gateway.auth import Auth
-from services.gateway.clients import Clients, Stubs
+from services.gateway.clients import BillingStubs, Clients, ConversationStubs
 from services.gateway.following import Follower, Target
 from services.gateway.incoming import Incoming
 from services.gateway.limits import CALL_SECONDS, READY_SECONDS, Patience
-from services.gateway.streaming import ActiveRunStream, EventStream, Streams
+from services.gateway.streaming import ActiveRunStream, EventStream
+from services.gateway.transfers import Streams
 from services.gateway.wire.conversations import ConversationsEncoder
 from services.gateway.wire.frames import Cursor
 
@@ -24,38 +25,53 @@ class Context:
     """The gateway's parts and its state."""
 
     def __init__(self, clients: Clients, patience: Patience, document: dict[str, Any]) -> None:
-        self.auth = Auth(clients)
+        self.auth = Auth(clients.conversation)
         self.streams = Streams()
         self.document = document
         self.is_draining = False
-        self._clients, self._patience = clients, patience
+        self.patience = patience
+        self._clients = clients
         self._ready_until, self._ready = 0.0, False
 
     async def call(
         self,
-        method: Callable[[Stubs], aio.UnaryUnaryMultiCallable[Request, Response]],
+        method: Callable[[ConversationStubs], aio.UnaryUnaryMultiCallable[Request, Response]],
         request: Request,
         incoming: Incoming,
         seconds: float = CALL_SECONDS,
     ) -> Response:
-        """A unary call for the caller; safe to make twice. Raises ServiceError."""
-        return await self._clients.call(method, request, incoming.caller, incoming.request_id, seconds=seconds)
+        """A unary call of the conversation service for the caller; safe to make twice. Raises ServiceError."""
+        service = self._clients.conversation
+        return await service.call(method, request, incoming.caller, incoming.request_id, seconds=seconds)
+
+    async def call_billing(
+        self,
+        method: Callable[[BillingStubs], aio.UnaryUnaryMultiCallable[Request, Response]],
+        request: Request,
+        incoming: Incoming,
+    ) -> Response:
+        """A unary call of the billing service for the caller; safe to make twice. Raises ServiceError."""
+        return await self._clients.billing.call(method, request, incoming.caller, incoming.request_id)
 
     def stream(self, target: Target, cursor: Cursor | None = None, holds_head: bool = False) -> ASGIApp:
         """The response that follows a run."""
         kind = EventStream if target.run or target.run_id else ActiveRunStream
         return kind(
-            Follower(self._clients, target, self._patience),
+            Follower(self._clients.conversation, target, self.patience),
             ConversationsEncoder,
             self.streams,
-            self._patience,
+            self.patience,
             cursor,
             holds_head,
         )
 
     async def is_ready(self) -> bool:
-        """Whether the conversation service serves; asked about once a second at most."""
+        """Whether the conversation service serves; asked about once a second at most.
+
+        Billing is not asked: without it only the money routes answer 503. Conversations are read and streams
+        resumed as ever, and a gateway that called itself unready would take those away as well.
+        """
         if time.monotonic() >= self._ready_until:
-            self._ready = await self._clients.is_ready()
+            self._ready = await self._clients.conversation.is_ready()
             self._ready_until = time.monotonic() + READY_SECONDS
         return self._ready

@@ -16,7 +16,7 @@ from kit.callers import Caller
 from kit.channels import to_service_error
 from kit.errors import ServiceError, unavailable
 from kit.telemetry import log
-from services.gateway.clients import Clients, Stubs
+from services.gateway.clients import ConversationStubs, Service
 from services.gateway.limits import RETRY_FIRST_SECONDS, RETRY_LAST_SECONDS, Patience
 from services.gateway.wire.frames import is_terminal
 from threadloom.conversation.v1.conversation_service_pb2 import (
@@ -59,18 +59,18 @@ class Target:
 class Follower:
     """Reads one run to its terminal event. Not for use by two tasks."""
 
-    def __init__(self, clients: Clients, target: Target, patience: Patience) -> None:
+    def __init__(self, conversation: Service[ConversationStubs], target: Target, patience: Patience) -> None:
         self.run_id = target.run_id
         self.message_id = ""
         self.is_done = False
         self.on_stall: Callable[[], object] = lambda: None
-        self._clients, self._target, self._patience = clients, target, patience
+        self._conversation, self._target, self._patience = conversation, target, patience
         self._last_seq = target.after_seq
         self._promised_seq = 0  # what the previous heartbeat said is committed
         self.has_answered = False  # whether a replica has told anything yet
         self._refusals = 0
         self._attempts = 0  # since the last progress
-        self._stubs: Stubs | None = None
+        self._stubs: ConversationStubs | None = None
         self._call: Call | None = None
         self._loop = asyncio.get_running_loop()
         self._progress_at = self._idle_since = self._loop.time()
@@ -115,11 +115,11 @@ class Follower:
 
     def _open(self) -> Call:
         """Asks a replica, not the one just left when there is another."""
-        candidates = [stubs for stubs in self._clients.in_order() if stubs is not self._stubs]
+        candidates = [stubs for stubs in self._conversation.in_order() if stubs is not self._stubs]
         self._stubs = candidates[0] if candidates else self._stubs
         assert self._stubs is not None
         target = self._target
-        metadata = self._clients.metadata(target.caller, target.request_id)
+        metadata = self._conversation.metadata(target.caller, target.request_id)
         if target.run is not None and not self.run_id:
             return self._stubs.conversations.Run(target.run, metadata=metadata)
         request = FollowRequest(thread_id=target.thread_id, run_id=self.run_id, after_seq=self._last_seq)
@@ -213,7 +213,7 @@ class Follower:
             raise refusal
         self._refusals += 1
         # Before anything was heard every replica is asked once; a reader in mid-stream has more patience.
-        if not self.has_answered and (self._refusals >= len(self._clients) or refusal.reason == "INTERNAL"):
+        if not self.has_answered and (self._refusals >= len(self._conversation) or refusal.reason == "INTERNAL"):
             raise refusal
         return self._leave("refused", is_suspect=False)
 

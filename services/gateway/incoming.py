@@ -39,6 +39,8 @@ INT32_MAX = 2**31 - 1
 UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>.*?)`(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 WRONG_VALUE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+# A number where an amount of money, which is text, belongs.
+NUMBER_FOR_TEXT = re.compile(r"Expected `str(?: \| null)?`, got `(?:int|float)`")
 # A refusal repeats no more than this of what was sent.
 REPEATED_CHARS = 80
 
@@ -170,6 +172,8 @@ def _misfit(text: str) -> ServiceError:
     field, what = found["path"] or "body", found["what"][:REPEATED_CHARS]
     if field == "if_running" and any(f"'{value}'" in what for value in COMING_VALUES):
         return invalid(field, "if_running can only be 'reject'; queueing and interrupting are not available yet.")
+    if field.endswith("_usd") and NUMBER_FOR_TEXT.fullmatch(what):
+        return invalid(field, f'{field} must be a string such as "0.15": JSON numbers are floats, which are not exact.')
     return invalid(field, f"{field}: {what}.")
 
 

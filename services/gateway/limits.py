@@ -38,6 +38,9 @@ ENDING_CALL_SECONDS = 10.0
 READY_CALL_SECONDS = 1.0
 READY_SECONDS = 1.0
 
+# Ledger entries read at once for an export: the most billing gives, about 60 KB of CSV.
+EXPORT_PAGE = 200
+
 # The longest Idempotency-Key (also the width of its column).
 IDEMPOTENCY_KEY_CHARS = 255
 # The widest request id we take over from a client or a proxy.

@@ -8,7 +8,7 @@ import msgspec
 
 from kit.errors import CLASSES
 from services.gateway.problems import Problem
-from services.gateway.routes.operations import COMMON_ERRORS, Answer, OpenOperation, Operation, Parameter
+from services.gateway.routes.operations import ADMIN_ERRORS, COMMON_ERRORS, Answer, OpenOperation, Operation, Parameter
 from services.gateway.wire.conversations import code_of
 
 REF = "#/components/schemas/{name}"
@@ -61,7 +61,7 @@ def _schemas(operations: Iterable[Operation | OpenOperation]) -> tuple[Refs, dic
 
 
 def _operation(operation: Operation | OpenOperation, refs: Refs) -> dict[str, Any]:
-    responses = {str(answer.status): _answer(answer, refs) for answer in operation.answers}
+    responses = _answers(operation.answers, refs)
     found: dict[str, Any] = {"summary": operation.summary, "responses": responses}
     if isinstance(operation, OpenOperation):
         return found | {"security": []}
@@ -73,6 +73,18 @@ def _operation(operation: Operation | OpenOperation, refs: Refs) -> dict[str, An
         content = {"application/json": {"schema": refs[operation.body]}}
         found["requestBody"] = {"required": not operation.body_is_optional, "content": content}
     responses.update(_errors(operation))
+    return found
+
+
+def _answers(answers: Iterable[Answer], refs: Refs) -> dict[str, Any]:
+    """One response a status; two answers of one status differ in their media type."""
+    found: dict[str, Any] = {}
+    for answer in answers:
+        told = _answer(answer, refs)
+        known = found.setdefault(str(answer.status), told)
+        if known is not told:
+            known["description"] += " " + told["description"]
+            known["content"].update(told["content"])
     return found
 
 
@@ -96,13 +108,15 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
 
 def _parameter(one: Parameter, place: str) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer", "minimum": 1} if one.is_number else {"type": "string"}
+    if one.one_of:
+        schema["enum"] = list(one.one_of)
     return {"name": one.name, "in": place, "required": False, "description": one.about, "schema": schema}
 
 
 def _errors(operation: Operation) -> dict[str, Any]:
     """One response a status, listing the codes that come with it."""
     codes: dict[int, list[str]] = {}
-    for reason in (*COMMON_ERRORS, *operation.errors):
+    for reason in (*COMMON_ERRORS, *(ADMIN_ERRORS if operation.is_for_admins else ()), *operation.errors):
         codes.setdefault(CLASSES[reason].http, []).append(code_of(reason))
     return {
         str(status): {"description": ", ".join(sorted(names)), "content": {"application/json": {"schema": PROBLEM}}}

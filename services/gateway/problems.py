@@ -12,7 +12,7 @@ from services.gateway.wire.conversations import code_of, seconds
 NUMBERS = frozenset(("limit", "limit_seconds", "status"))
 
 
-# The service names fields by its protos, clients by this dialect.
+# The services name fields by their protos, clients by these dialects.
 FIELDS = {
     "parts": "content",
     "page_size": "limit",
@@ -20,6 +20,8 @@ FIELDS = {
     "default_model": "default_model_slug",
     "after_seq": "after",
     "request_id": "Idempotency-Key",
+    # Each price is checked here, under its own name: what billing can find wrong with rates is their tiers.
+    "rates": "tiers",
 }
 
 
@@ -66,8 +68,8 @@ def in_dialect(error: ServiceError, conversation_id: str) -> ServiceError:
     """The error with this dialect's field names and addresses."""
     field = error.metadata.get("field")
     if field is not None:
-        # `options.temperature`, `parts[3].text`: what follows the name stays.
-        name = field.removeprefix("options.")
+        # `options.temperature`, `terms.credits_per_usd`, `parts[3].text`: what follows the name stays.
+        name = field.removeprefix("options.").removeprefix("terms.")
         head = name.split("[")[0].split(".")[0]
         error.metadata["field"] = FIELDS.get(head, head) + name[len(head) :]
     if error.reason == "CURSOR_EXPIRED":

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from kit.callers import SYSTEM
 from kit.errors import ServiceError
-from services.gateway.clients import Clients
+from services.gateway.clients import ConversationStubs, Service
 from services.gateway.limits import PROJECT_ENTRIES, PROJECT_KEY_CHARS, PROJECT_MISS_SECONDS, PROJECT_SECONDS
 from threadloom.conversation.v1.project_service_pb2 import KeyKind, ResolveProjectRequest, ResolveProjectResponse
 
@@ -24,8 +24,8 @@ class Project:
 class Projects:
     """Finds projects by key or slug. What was found, and what was not, is remembered for seconds."""
 
-    def __init__(self, clients: Clients) -> None:
-        self._clients = clients
+    def __init__(self, conversation: Service[ConversationStubs]) -> None:
+        self._conversation = conversation
         # (how it was named, name) → (good until, monotonic seconds; what was found)
         self._known: dict[tuple[str, str], tuple[float, Project | None]] = {}
 
@@ -49,7 +49,7 @@ class Projects:
 
     async def _resolve(self, request: ResolveProjectRequest, request_id: str) -> Project | None:
         try:
-            answer = await self._clients.call(lambda to: to.projects.ResolveProject, request, SYSTEM, request_id)
+            answer = await self._conversation.call(lambda to: to.projects.ResolveProject, request, SYSTEM, request_id)
         except ServiceError as error:
             # A name that breaks the rules of names is simply no project's.
             if error.reason in ("NOT_FOUND", "INVALID_OPTIONS"):

@@ -23,6 +23,7 @@ class Parameter:
     name: str
     about: str
     is_number: bool = False
+    one_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Operation:
     headers: tuple[Parameter, ...] = ()
     # Whether `?ticket=` may stand in for the credential headers.
     takes_ticket: bool = False
+    # Whether only a project's admins may call it, as the project's service role.
+    is_for_admins: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ IDEMPOTENCY_KEY = Parameter(
 )
 # What any operation with a caller can answer.
 COMMON_ERRORS = ("UNAUTHENTICATED", "INVALID_OPTIONS", "UNAVAILABLE", "INTERNAL")
+ADMIN_ERRORS = ("FORBIDDEN",)
 
 
 def json_response(shape: msgspec.Struct, status: int = 200) -> Response:

@@ -22,10 +22,13 @@ from threadloom.conversation.v1.project_service_pb2 import (
     CreateStreamTicketResponse,
     KeyKind,
     Project,
+    ProviderKey,
     RedeemStreamTicketRequest,
     RedeemStreamTicketResponse,
     ResolveProjectRequest,
     ResolveProjectResponse,
+    SetProviderKeyRequest,
+    SetProviderKeyResponse,
 )
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 from threadloom.conversation.v1.run_pb2 import RUN_STATUS_RUNNING, Run, RunEventBatch
@@ -204,6 +207,11 @@ class Replica(
         if slug not in PROJECTS:
             raise not_found("project")
         return ResolveProjectResponse(project=PROJECTS[slug], key_kind=kind)
+
+    async def SetProviderKey(self, request: SetProviderKeyRequest, _: Any) -> SetProviderKeyResponse:  # type: ignore[override]
+        self._note(request)
+        kept = ProviderKey(provider=request.provider, update_time=Timestamp(seconds=60))
+        return SetProviderKeyResponse(provider_key=kept)
 
     async def CreateStreamTicket(  # type: ignore[override]
         self, request: CreateStreamTicketRequest, _: Any

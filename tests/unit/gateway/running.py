@@ -22,6 +22,8 @@ QUICK = Patience(
     silence=0.4, start_silence=0.4, unreachable=1.0, hold=0.3, keep_alive=0.3, heartbeat=0.1, reader_stall=5.0
 )
 WAIT_SECONDS = 10.0
+# Nobody listens there: ports below 1024 are not given out.
+NOWHERE = "127.0.0.1:1"
 
 
 def token(user: Any = "alice", secret: str = SECRET, algorithm: str = "HS256", **claims: Any) -> str:
@@ -129,11 +131,14 @@ async def _end(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
 
 @contextlib.asynccontextmanager
 async def running_gateway(
-    *addresses: str, patience: Patience = QUICK, origins: tuple[str, ...] = ("localhost",)
+    *addresses: str,
+    billing: tuple[str, ...] = (NOWHERE,),
+    patience: Patience = QUICK,
+    origins: tuple[str, ...] = ("localhost",),
 ) -> AsyncIterator[Gateway]:
-    """A gateway before these replicas."""
-    settings = Settings(("127.0.0.1", 0), addresses, CREDENTIAL, origins, 1.0, "INFO")
-    clients = Clients(addresses, CREDENTIAL)
+    """A gateway before these replicas of conversation, and of billing."""
+    settings = Settings(("127.0.0.1", 0), addresses, billing, CREDENTIAL, origins, 1.0, "INFO")
+    clients = Clients(addresses, billing, CREDENTIAL)
     app = create_app(settings, clients, patience)
     sock = listen("127.0.0.1", 0)
     server = make_server(app)

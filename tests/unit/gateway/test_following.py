@@ -23,7 +23,7 @@ from tests.unit.gateway.replica import (
     play,
     started,
 )
-from tests.unit.gateway.running import QUICK
+from tests.unit.gateway.running import NOWHERE, QUICK
 from threadloom.conversation.v1.conversation_service_pb2 import RunRequest
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
@@ -43,8 +43,8 @@ def dead_address() -> str:
 
 async def seqs(target: Target, *addresses: str) -> list[int]:
     """The seqs a follower gives, to the end."""
-    clients = Clients(addresses, CREDENTIAL)
-    follower = Follower(clients, target, QUICK)
+    clients = Clients(addresses, (NOWHERE,), CREDENTIAL)
+    follower = Follower(clients.conversation, target, QUICK)
     events: list[RunEvent] = []
     try:
         async with asyncio.timeout(10):

@@ -13,7 +13,7 @@ DOCUMENT: dict[str, Any] = openapi.document(OPERATIONS)
 
 
 def test_every_route_is_in_the_document_and_the_other_way_round() -> None:
-    served = {(route.path, method) for route in routes(Mock()) for method in route.app._methods}  # type: ignore[attr-defined]
+    served = {(route.path_format, method) for route in routes(Mock()) for method in route.app._methods}  # type: ignore[attr-defined]
     told = {(path, method.upper()) for path, methods in DOCUMENT["paths"].items() for method in methods}
     assert served == told
 
