@@ -10,7 +10,7 @@ PROTOS := $(shell find protos -name '*.proto')
 SEED ?= 1
 SEEDED := -p no:cacheprovider --randomly-seed=$(SEED) --hypothesis-seed=$(SEED) -q
 
-.PHONY: help install stubs run stop logs reset project token test test-long check format golden migration docs clean
+.PHONY: help install stubs run stop logs reset project token price provider-key test test-long check format golden migration docs clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,6 +42,13 @@ project: $(STUBS) ## Create a project: make project NAME=acme
 
 token: $(STUBS) ## Mint a user token: make token USER=carol PROJECT=acme
 	@$(BIN)/python -m deploy.local token "$(if $(findstring command,$(origin USER)),$(USER))" "$(PROJECT)"
+
+price: $(STUBS) ## Set a model's price: make price MODEL=gpt-x IN=0.15 OUT=0.60
+	@$(BIN)/python -m deploy.local price "$(MODEL)" --in="$(IN)" --out="$(OUT)" --cached="$(CACHED)" \
+		--cache-write="$(CACHE_WRITE)" --fee="$(FEE)" --project="$(PROJECT)"
+
+provider-key: $(STUBS) ## Keep a project's provider key: make provider-key PROVIDER=openai
+	@$(BIN)/python -m deploy.local provider-key "$(PROVIDER)" "$(PROJECT)" $(if $(REMOVE),--remove)
 
 test: $(STUBS) ## Run all tests but the long ones: make test SEED=7
 	$(BIN)/pytest tests -m "not long" $(SEEDED)

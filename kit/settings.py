@@ -6,10 +6,13 @@ time. docs/configuration.md is generated from the same fields.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d+)")
 
 
 class SettingsError(Exception):
@@ -85,3 +88,21 @@ def port(raw: str) -> int:
     if not 0 <= value <= 65535:
         raise ValueError("must be 0 to 65535")
     return value
+
+
+def address(raw: str) -> tuple[str, int]:
+    """Host and port of `host:port`, an IPv6 host in brackets. Raises ValueError."""
+    found = ADDRESS.fullmatch(raw)
+    if found is None:
+        raise ValueError("must be host:port, for example 127.0.0.1:8080 or [::1]:8080")
+    return found["v6"] or found["host"], port(found["port"])
+
+
+def addresses(raw: str) -> tuple[str, ...]:
+    """A comma list of `host:port`, at least one. Raises ValueError."""
+    found = comma_list(raw)
+    if not found:
+        raise ValueError("must name at least one host:port")
+    for one in found:
+        address(one)
+    return found

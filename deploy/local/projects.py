@@ -1,22 +1,17 @@
-"""Projects over gRPC, and tokens of their users."""
+"""Projects over gRPC, their keys of model providers, and tokens of their users."""
 
 import time
 
 import grpc
 import jwt
 
-from deploy.local.processes import StackError
+from deploy.local.calls import as_system, channel
 from deploy.local.secret_file import ProjectKeys
-from kit.callers import SYSTEM
-from kit.channels import call_metadata
-from kit.ids import new_id
 from threadloom.conversation.v1 import project_service_pb2 as pb
-from threadloom.conversation.v1 import project_service_pb2_grpc as pb_grpc
+from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceStub
 
-CALL_SECONDS = 10.0
+SERVICE = "conversation"
 TOKEN_SECONDS = 30 * 24 * 3600
-# A proxy of the environment is not for processes of this machine.
-OPTIONS = [("grpc.enable_http_proxy", 0)]
 
 
 class ProjectExists(Exception):
@@ -24,40 +19,46 @@ class ProjectExists(Exception):
 
 
 class Projects:
-    """The project service at an address, called as another service of ours."""
+    """The project service at an address, called as another service of ours. Its methods raise StackError."""
 
     def __init__(self, address: str, credential: str) -> None:
         self._address, self._credential = address, credential
 
     def create(self, slug: str) -> ProjectKeys:
-        """Creates a project. Raises ProjectExists, or StackError with the service's sentence."""
-        with grpc.insecure_channel(self._address, OPTIONS) as channel:
+        """Creates a project. Raises ProjectExists."""
+        with channel(SERVICE, self._address) as conversation:
             try:
-                made = pb_grpc.ProjectServiceStub(channel).CreateProject(
-                    pb.CreateProjectRequest(slug=slug), metadata=self._metadata(), timeout=CALL_SECONDS
+                made = ProjectServiceStub(conversation).CreateProject(
+                    pb.CreateProjectRequest(slug=slug), **as_system(self._credential)
                 )
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.ALREADY_EXISTS:
                     raise ProjectExists from None
-                raise _refused(error) from None
+                raise
         project = made.project
         return ProjectKeys(project.id, project.slug, made.anon_key, made.service_key, project.jwt_secret)
 
     def resolve(self, request: pb.ResolveProjectRequest) -> pb.Project | None:
-        """A project by its key or slug; None when there is none. Raises StackError."""
-        with grpc.insecure_channel(self._address, OPTIONS) as channel:
+        """A project by its key or slug; None when there is none."""
+        with channel(SERVICE, self._address) as conversation:
             try:
-                found = pb_grpc.ProjectServiceStub(channel).ResolveProject(
-                    request, metadata=self._metadata(), timeout=CALL_SECONDS
-                )
+                return ProjectServiceStub(conversation).ResolveProject(request, **as_system(self._credential)).project
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.NOT_FOUND:
                     return None
-                raise _refused(error) from None
-        return found.project
+                raise
 
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return call_metadata(self._credential, SYSTEM, str(new_id()))
+    def set_provider_key(self, project: str, provider: str, key: str) -> None:
+        """Keeps a project's key of a model provider, in place of an older one."""
+        request = pb.SetProviderKeyRequest(project_id=project, provider=provider, api_key=key)
+        with channel(SERVICE, self._address) as conversation:
+            ProjectServiceStub(conversation).SetProviderKey(request, **as_system(self._credential))
+
+    def delete_provider_key(self, project: str, provider: str) -> None:
+        """Removes it."""
+        request = pb.DeleteProviderKeyRequest(project_id=project, provider=provider)
+        with channel(SERVICE, self._address) as conversation:
+            ProjectServiceStub(conversation).DeleteProviderKey(request, **as_system(self._credential))
 
 
 def user_token(jwt_secret: str, slug: str, user: str) -> str:
@@ -65,7 +66,3 @@ def user_token(jwt_secret: str, slug: str, user: str) -> str:
     now = int(time.time())
     claims = {"sub": user, "project": slug, "iat": now, "exp": now + TOKEN_SECONDS}
     return jwt.encode(claims, jwt_secret, algorithm="HS256")
-
-
-def _refused(error: grpc.RpcError) -> StackError:
-    return StackError(f"The conversation service refused: {error.details()}")

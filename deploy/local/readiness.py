@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from deploy.local.calls import OPTIONS
 from deploy.local.processes import StackError
-from deploy.local.projects import OPTIONS
 
 PROBE_SECONDS = 2.0
 REQUEST_SECONDS = 30.0

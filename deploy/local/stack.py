@@ -14,6 +14,7 @@ from deploy.local import postgres, readiness, service_programs
 from deploy.local.data_folder import DataFolder
 from deploy.local.nats import Nats
 from deploy.local.ports import PortBook
+from deploy.local.prices import DEMO_RATES, Prices
 from deploy.local.private_files import write_json
 from deploy.local.processes import Child, StackError, run_all_to_end, wait_ready
 from deploy.local.projects import ProjectExists, Projects, user_token
@@ -63,6 +64,7 @@ class Stack:
         self._migrate()
         self._start_services()
         self._project = self._first_project()
+        self._see_to_a_price()
         self._thread = self._first_thread()
         self._write_stack_file()
 
@@ -210,6 +212,19 @@ class Stack:
             ) from None
         self._secrets.keep_project(self._database_name(), made)
         return made
+
+    def _see_to_a_price(self) -> None:
+        """A model without a price is refused. The demo model gets one; of another one only its user knows it."""
+        prices, model = Prices(self._wiring.billings[0], self._wiring.credential), self.settings.model
+        if prices.is_known(model, self._project.id):
+            return
+        if self.settings.is_demo:
+            prices.set_price(model, DEMO_RATES)
+            return
+        self.say(
+            f"No price is known for the model {model}, so its runs will be refused (MODEL_NOT_PRICED). Set one, in USD "
+            f"per million tokens, 0 for a model of your own: make price MODEL={shlex.quote(model)} IN=0.15 OUT=0.60"
+        )
 
     def _first_thread(self) -> str:
         """A thread of the first user for the printed command; the same one on every start."""

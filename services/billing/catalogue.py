@@ -20,7 +20,7 @@ Entry = Decimal | TieredPrices | None
 PRICED = {"input_mtok", "cache_read_mtok", "cache_write_mtok", "output_mtok", "requests_kcount"}
 REQUESTS_PER_PRICE = 1000
 # How makers name a snapshot of a model: claude-sonnet-4-5-20250929, gpt-4o-mini-2024-07-18.
-SNAPSHOT = re.compile(r"-20\d\d(-?)(0[1-9]|1[0-2])\1(0[1-9]|[12]\d|3[01])")
+SNAPSHOT = re.compile(r"-20\d\d(-?)(0[1-9]|1[0-2])\1(0[1-9]|[12]\d|3[01])\Z")
 
 
 def published_rates(model: str, at: datetime) -> Rates | None:
@@ -42,9 +42,7 @@ def _listed(slug: str) -> ModelInfo | None:
     found = None if maker is None else maker.find_model(slug)
     if found is None:
         return None
-    dated = SNAPSHOT.search(slug)
-    undated = slug[: dated.start()] if dated and dated.end() == len(slug) else slug
-    return found if {slug, undated} & {found.id.lower(), *_names(found.match)} else None
+    return found if {slug, SNAPSHOT.sub("", slug)} & {found.id.lower(), *_names(found.match)} else None
 
 
 def _names(match: MatchLogic) -> set[str]:

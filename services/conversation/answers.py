@@ -6,7 +6,7 @@ Decisions are `domain`'s; what is decided is committed through the journal.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 from uuid import UUID
 
@@ -18,9 +18,10 @@ from kit.db import is_away
 from kit.errors import ServiceError, internal, seconds
 from kit.ids import new_id
 from kit.telemetry import UNEXPECTED_ERRORS, log
-from services.conversation import limits
-from services.conversation.calls import ModelCall
-from services.conversation.domain import endings, events
+from services.conversation import billing, limits
+from services.conversation.billing import Billing, Payer
+from services.conversation.calls import ModelCall, Stage
+from services.conversation.domain import endings, events, tokens
 from services.conversation.domain.fold import RunState
 from services.conversation.domain.history import (
     PastMessage,
@@ -30,15 +31,17 @@ from services.conversation.domain.history import (
     to_chat_messages,
 )
 from services.conversation.domain.retries import retry_delay
-from services.conversation.journal import Journal, Publish, RunLostError
+from services.conversation.domain.usage import add_usage, estimated, priced
+from services.conversation.journal import Journal, MakeStatements, Publish, RunLostError
 from services.conversation.owned_run import OwnedRun, Stop
 from services.conversation.ownership import Ownership
 from services.conversation.provider_keys import ProviderKeys
 from services.conversation.providers.model import ModelClient, ModelRequest, ProviderFailure
-from services.conversation.settings import TurnLimits
+from services.conversation.settings import OutputLimits, TurnLimits
 from services.conversation.store import log as event_log
 from services.conversation.store import owning
 from services.conversation.store.log import Statement
+from services.conversation.store.owning import CallEnd, KnownCall
 from threadloom.conversation.v1.message_pb2 import Usage
 from threadloom.conversation.v1.run_event_pb2 import RetryTrace, RunEvent
 
@@ -52,7 +55,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Answering:
-    """What every answer needs."""
+    """What every answer needs. `wake_outbox` is told when a commit may have put something there."""
 
     pool: psycopg_pool.AsyncConnectionPool
     journal: Journal
@@ -60,7 +63,23 @@ class Answering:
     ownership: Ownership
     client: ModelClient
     keys: ProviderKeys
+    billing: Billing
+    wake_outbox: Callable[[], None]
     turn: TurnLimits
+    output: OutputLimits
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The attempts a lost owner left open: how each ends, and what they are taken to have consumed together."""
+
+    ends: tuple[CallEnd, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def statements(self) -> list[Statement]:
+        """Closes them."""
+        return [owning.end_call(end) for end in self.ends]
 
 
 class Answer:
@@ -78,10 +97,12 @@ class Answer:
         try:
             messages = await self._assemble()
         except ServiceError as error:
-            await self._commit_failed([], error, [owning.cut_calls(run.id, Usage())])
+            unmade = CallEnd(call_id, "failed", Usage(), "none", error_code=error.reason)
+            await self._commit_failed([], error, Usage(), [owning.end_call(unmade)])
             return
+        counted = await _counted(messages)
         while True:
-            call = ModelCall(self._with.journal, run, call_id, self._request(call_id, messages))
+            call = ModelCall(self._with.journal, run, call_id, self._request(call_id, messages), counted)
             is_in_time = await self._make_call(call)
             if run.stop is not None:
                 await self._stop(call)
@@ -109,12 +130,7 @@ class Answer:
         run.traces = state.next_trace_number() - 1
         run.step, run.has_open_step, run.has_reply = state.step, state.has_open_step, state.has_reply
         run.attempt = state.retries + 1
-        cut = Usage()
-        if state.has_open_step:
-            read = 0
-            with suppress(ServiceError):
-                read = endings.input_chars(await self._assemble())
-            cut = endings.estimated_usage(read, state.step_chars, state.thinking_chars)
+        cut = await self._find_cut()
         if run.stop is not None:
             await self._stop_cut(cut)
         elif state.is_broken or takeovers >= limits.TAKEOVERS_MAX:
@@ -132,7 +148,7 @@ class Answer:
             run.traces = run.log.state.next_trace_number() - 1
             run.has_reply = run.log.state.has_reply
             run.has_open_step = run.log.state.has_open_step
-            await self._fail_cut(Usage(estimated=True), internal())
+            await self._fail_cut(await self._find_cut(), internal())
         except RunLostError:
             return
         except Exception as error:
@@ -149,35 +165,84 @@ class Answer:
             model=self._run.model,
             messages=messages,
             temperature=options.temperature if options.HasField("temperature") else None,
-            max_output_tokens=options.max_output_tokens if options.HasField("max_output_tokens") else None,
             reasoning_effort=options.reasoning_effort,
         )
 
     async def _make_call(self, call: ModelCall) -> bool:
-        """Reads the model's answer. False when a time limit ended it; a stop leaves `run.stop` set."""
+        """Holds the call's money, then reads the answer. False when a time limit ended it; a stop leaves `run.stop`."""
         run, client = self._run, self._with.client
-        if not self._with.ownership.holds_lease:
-            # Frozen between recording the call and making it: somebody else may be making it now.
-            await self._with.ownership.until_held()
-            await self._with.journal.change_state(run.log)
         try:
             key = await self._with.keys.key_for(run.log.project_id, client.provider, self._insist)
         except ServiceError as error:
             call.failure = ProviderFailure(error, is_retryable=False)
             return True
         call.request = replace(call.request, api_key=key)
-        if run.stop is not None:
+        if run.is_asked_to_stop.is_set():
             return True
+        if not await self._hold(call):
+            return False
+        if call.hold is None or run.is_asked_to_stop.is_set():
+            return True
+        await self._record_sending(call)
+        if run.is_asked_to_stop.is_set():
+            return True
+        call.stage = Stage.SENT
         reading = asyncio.create_task(call.read(client, self._with.turn.idle_seconds))
-        asked = asyncio.create_task(run.is_asked_to_stop.wait())
-        allowed = min(self._with.turn.call_seconds, run.seconds_left)
+        return await self._unless_stopped(reading, min(self._with.turn.call_seconds, run.seconds_left))
+
+    async def _hold(self, call: ModelCall) -> bool:
+        """Asks billing for the call's money; a refusal is the call's failure. False when the turn's time was up."""
+        run = self._run
+        most, least = self._with.output.wish(run.options)
+        call.stage = Stage.ASKED
+        bound = tokens.upper_bound(call.input_tokens)
+        placing = asyncio.create_task(
+            self._with.billing.place_hold(
+                call.call_id, self._payer(), input_tokens_max=bound, max_output=most, min_output=least
+            )
+        )
+        is_in_time = await self._unless_stopped(placing, run.seconds_left)
+        if placing.cancelled():
+            return is_in_time
+        error = placing.exception()
+        if error is None:
+            call.take_hold(placing.result())
+            run.log.credits_per_usd = placing.result().credits_per_usd
+        elif isinstance(error, ServiceError):
+            if error.reason != "UNAVAILABLE":
+                call.stage = Stage.NONE  # refused: there is nothing to release
+            call.failure = ProviderFailure(error, is_retryable=False)
+        else:
+            raise error
+        return True
+
+    async def _record_sending(self, call: ModelCall) -> None:
+        """Commits, under our epoch, that the call is about to be made: whoever takes over knows whether it may be.
+
+        A process that was frozen meanwhile must ask again: somebody else may be making the call now.
+        """
+        assert call.hold is not None
+        sent = owning.send_call(call.call_id, call.hold)
+        while True:
+            await self._with.ownership.until_held()
+            await self._with.journal.change_state(self._run.log, statements=lambda _: (sent,))
+            if self._with.ownership.holds_lease:
+                return
+
+    async def _unless_stopped(self, work: asyncio.Task[Found], seconds: float) -> bool:
+        """Waits for the work, a stop, or the time; the work has ended then. False when the time was up."""
+        asked = asyncio.create_task(self._run.is_asked_to_stop.wait())
         try:
-            done, _ = await asyncio.wait({reading, asked}, timeout=allowed, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({work, asked}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             asked.cancel()
-            reading.cancel()  # closes the provider's connection
-            await asyncio.wait({reading, asked})
+            work.cancel()  # of a reading: closes the provider's connection
+            await asyncio.wait({work, asked})
         return bool(done)
+
+    def _payer(self) -> Payer:
+        run = self._run
+        return Payer(run.log.project_id, run.user_id, run.log.thread_id, run.id, run.log.message_id, run.model)
 
     async def _assemble(self) -> list[dict[str, str]]:
         """The request's messages: system text and the newest history within the budget."""
@@ -208,13 +273,13 @@ class Answer:
         """Tells of the retry, waits, records the next attempt; None when the run was stopped meanwhile."""
         run, journal = self._run, self._with.journal
         run.attempt += 1
-        consumed = call.usage if call.is_answered else None
+        consumed = call.usage if call.is_billable else None
         retry = RetryTrace(attempt=run.attempt, reason=error.message, delay=seconds(delay), usage=consumed)
         told = events.retry_trace(run.next_trace(), max(run.step, 1), retry)
-        ended = _ended(call, "failed", error)
+        ended = self._ended(call, "failed", error)
         call.is_told = True
         log.warning("attempt failed", code=error.reason, http_status=error.metadata.get("status"), delay=delay)
-        await journal.change_state(run.log, told, lambda _: (ended,))
+        await self._commit(told, lambda _: (ended,))
         try:
             async with asyncio.timeout(delay):
                 await run.is_asked_to_stop.wait()
@@ -254,32 +319,59 @@ class Answer:
         if state.is_broken:
             state.order.give_up(seq)
 
-    async def _make_again(self, cut: Usage) -> None:
+    async def _find_cut(self) -> Cut:
+        """The attempts that are still open, and what they are taken to have consumed (durability.md 11)."""
+        run, state = self._run, self._run.log.state
+        known = await self._insist(lambda connection: owning.read_calls(connection, run.id))
+        run.log.credits_per_usd = next((call.credits_per_usd for call in reversed(known) if call.rates), 0)
+        cut = Cut()
+        for call in known:
+            if call.status == "started":
+                cut = _with_end(cut, self._unmade(call))
+            elif call.status == "sent":
+                thinking, text = (state.step_thinking, state.step_text) if state.has_open_step else ("", "")
+                read = 0
+                with suppress(ServiceError):
+                    read = await _counted(await self._assemble())
+                cut = _with_end(cut, self._maybe_made(call, estimated(read, text, thinking)))
+        return cut
+
+    def _unmade(self, call: KnownCall) -> CallEnd:
+        """An attempt that was not sent: a hold it may have is freed, one that is still on its way never becomes one."""
+        notice = (billing.RELEASE, billing.release(call.id, self._payer()).SerializeToString())
+        return CallEnd(call.id, "cut", Usage(), "none", notice=notice)
+
+    def _maybe_made(self, call: KnownCall, guess: Usage) -> CallEnd:
+        """An attempt that was about to be sent: it may have reached the provider, so it counts."""
+        usage = priced(billing.rates_of(call.rates or b""), guess)
+        settlement = billing.settlement(call.id, self._run.log.project_id, usage)
+        return CallEnd(call.id, "cut", usage, "estimated", notice=(billing.SETTLE, settlement.SerializeToString()))
+
+    async def _make_again(self, cut: Cut) -> None:
         run, call_id = self._run, new_id()
-        told = endings.supersede(run.log.state, cut)
+        told = endings.supersede(run.log.state, cut.usage)
         run.traces += 1  # the retry's
         run.attempt += 1
         run.has_open_step = False
         SUPERSESSIONS.inc()
-        made = (owning.cut_calls(run.id, cut, call_id), owning.begin_call(run.id, call_id, run.step + 1, run.attempt))
-        await self._with.journal.change_state(run.log, told, lambda _: made)
+        made = (*cut.statements, owning.begin_call(run.id, call_id, run.step + 1, run.attempt))
+        await self._commit(told, lambda _: made)
         await self.make(call_id)
 
-    async def _stop_cut(self, cut: Usage) -> None:
+    async def _stop_cut(self, cut: Cut) -> None:
         run = self._run
         if run.stop is Stop.LOST:
             raise RunLostError
         if run.stop is Stop.HAND_OVER:
             await self._hand_over()
             return
-        told = endings.close_open(run.log.state, cut, endings.CANCELLED)
-        told.append(endings.finish(endings.CANCELLED, run.model, run.age))
-        await self._commit_end(told, "cancelled", [owning.cut_calls(run.id, cut)])
+        told, untold = endings.close_open(run.log.state, cut.usage, endings.CANCELLED)
+        told.append(endings.finish(endings.CANCELLED, run.model, run.age, untold))
+        await self._commit_end(told, "cancelled", cut.statements)
 
-    async def _fail_cut(self, cut: Usage, error: ServiceError) -> None:
-        run = self._run
-        told = endings.close_open(run.log.state, cut, endings.FAILED)
-        await self._commit_failed(told, error, [owning.cut_calls(run.id, cut)])
+    async def _fail_cut(self, cut: Cut, error: ServiceError) -> None:
+        told, untold = endings.close_open(self._run.log.state, cut.usage, endings.FAILED)
+        await self._commit_failed(told, error, untold, cut.statements)
 
     async def _insist(self, work: Callable[[psycopg.AsyncConnection], Awaitable[Found]]) -> Found:
         """Reads on a pooled connection, again while Postgres is away."""
@@ -300,16 +392,16 @@ class Answer:
     # ------------------------------------------------------------------ ending
 
     async def _finish(self, call: ModelCall) -> None:
-        if not call.text_chars and call.finish_reason not in endings.SPEECHLESS:
+        if not call.has_text and call.finish_reason not in endings.SPEECHLESS:
             await self._fail(call, endings.empty_answer(call.provider))
             return
         told = call.closing_events(call.finish_reason)
-        told.append(endings.finish(call.finish_reason, self._run.model, self._run.age))
-        await self._commit_end(told, "succeeded", [_ended(call, "succeeded")])
+        told.append(endings.finish(call.finish_reason, self._run.model, self._run.age, call.untold_usage))
+        await self._commit_end(told, "succeeded", [self._ended(call, "succeeded")])
 
     async def _fail(self, call: ModelCall, error: ServiceError) -> None:
         told = call.closing_events(endings.FAILED)
-        await self._commit_failed(told, error, [_ended(call, "failed", error)])
+        await self._commit_failed(told, error, call.untold_usage, [self._ended(call, "failed", error)])
 
     async def _stop(self, call: ModelCall) -> None:
         run = self._run
@@ -319,17 +411,21 @@ class Answer:
             await self._hand_over()
             return
         told = call.closing_events(endings.CANCELLED)
-        told.append(endings.finish(endings.CANCELLED, run.model, run.age))
-        await self._commit_end(told, "cancelled", [_ended(call, "cancelled")])
+        told.append(endings.finish(endings.CANCELLED, run.model, run.age, call.untold_usage))
+        await self._commit_end(told, "cancelled", [self._ended(call, "cancelled")])
 
     async def _hand_over(self) -> None:
         free = owning.hand_over(self._run.id)
         await self._with.journal.change_state(self._run.log, statements=lambda _: (free,))
 
-    async def _commit_failed(self, told: list[RunEvent], error: ServiceError, statements: list[Statement]) -> None:
+    async def _commit_failed(
+        self, told: list[RunEvent], error: ServiceError, untold: Usage, statements: list[Statement]
+    ) -> None:
         run = self._run
         before_reply = not run.has_reply
-        told += endings.fail(error, before_reply=before_reply, trace=run.next_trace(), step=max(run.step, 1))
+        told += endings.fail(
+            error, before_reply=before_reply, trace=run.next_trace(), step=max(run.step, 1), untold=untold
+        )
         if before_reply:
             statements.append(owning.free_key(run.id, run.user_message_id))
             statements.append(owning.drop_reply(run.log.message_id))
@@ -352,7 +448,7 @@ class Answer:
             yield owning.end_run(run.id, status, state)
             yield owning.touch_thread(run.log.thread_id)
 
-        await self._with.journal.change_state(run.log, told, make)
+        await self._commit(told, make)
         ENDED_RUNS.labels(status).inc()
         state = run.log.state
         log.info(
@@ -362,6 +458,32 @@ class Answer:
             provider_status=state.error.provider_status if state.error is not None else 0,
             attempts=run.attempt,
             seconds=round(run.age, 3),
+        )
+
+    async def _commit(self, told: list[RunEvent], statements: MakeStatements) -> None:
+        """A state change that may tell billing something."""
+        await self._with.journal.change_state(self._run.log, told, statements)
+        self._with.wake_outbox()
+
+    def _ended(self, call: ModelCall, status: str, error: ServiceError | None = None) -> Statement:
+        """Closes the attempt. One that may have cost money is booked, of any other the hold is freed."""
+        notice = None
+        if call.is_billable:
+            settlement = billing.settlement(call.call_id, self._run.log.project_id, call.usage)
+            notice = (billing.SETTLE, settlement.SerializeToString())
+        elif call.stage is not Stage.NONE:
+            notice = (billing.RELEASE, billing.release(call.call_id, self._payer()).SerializeToString())
+        return owning.end_call(
+            CallEnd(
+                call.call_id,
+                status,
+                call.usage,
+                call.usage_source,
+                provider=call.provider,
+                http_status=call.failure.http_status if call.failure else 200 * call.is_answered,
+                error_code=error.reason if error else "",
+                notice=notice,
+            )
         )
 
     def _limit_error(self) -> ServiceError:
@@ -376,13 +498,12 @@ class Answer:
 MESSAGE_STATUS = {"succeeded": "complete", "failed": "failed", "cancelled": "cancelled"}
 
 
-def _ended(call: ModelCall, status: str, error: ServiceError | None = None) -> Statement:
-    return owning.end_call(
-        call.call_id,
-        status,
-        call.usage,
-        usage_source=call.usage_source,
-        provider=call.provider,
-        http_status=call.failure.http_status if call.failure else 200 * call.is_answered,
-        error_code=error.reason if error else "",
-    )
+def _with_end(cut: Cut, end: CallEnd) -> Cut:
+    return Cut((*cut.ends, end), add_usage(cut.usage, end.usage))
+
+
+async def _counted(messages: list[dict[str, str]]) -> int:
+    """The request's input tokens; of a long one counted beside the loop."""
+    if sum(len(message["content"]) for message in messages) < tokens.LONG_CHARS:
+        return tokens.count_input(messages)
+    return await asyncio.to_thread(tokens.count_input, messages)

@@ -7,12 +7,16 @@ how the call ended.
 import asyncio
 import time
 from contextlib import aclosing
+from dataclasses import replace
+from enum import StrEnum
 from uuid import UUID
 
 from kit.errors import ServiceError
 from kit.telemetry import UNEXPECTED_ERRORS, log
 from services.conversation import limits
-from services.conversation.domain import endings, events
+from services.conversation.domain import endings, events, tokens, usage
+from services.conversation.domain.meter import OutputMeter
+from services.conversation.domain.usage import Hold
 from services.conversation.journal import Journal
 from services.conversation.owned_run import OwnedRun
 from services.conversation.providers.model import (
@@ -30,55 +34,109 @@ from threadloom.conversation.v1.message_pb2 import Usage
 from threadloom.conversation.v1.run_event_pb2 import LlmRequestTrace, RunEvent, ThinkingTrace, TraceStarted
 
 
+class Stage(StrEnum):
+    """How far a call's money has come."""
+
+    NONE = "none"  # billing was not asked
+    ASKED = "asked"  # a hold may exist
+    HELD = "held"  # a hold exists, the request may not be made yet
+    SENT = "sent"  # recorded as about to be made: it may have reached the provider
+
+
 class ModelCall:
     """An attempt at the provider and what it has brought so far."""
 
-    def __init__(self, journal: Journal, run: OwnedRun, call_id: UUID, request: ModelRequest) -> None:
+    def __init__(
+        self, journal: Journal, run: OwnedRun, call_id: UUID, request: ModelRequest, input_tokens: int
+    ) -> None:
         self._journal, self._run = journal, run
         self.call_id, self.request = call_id, request
+        self.input_tokens = input_tokens  # as counted here
+        self.stage = Stage.NONE
+        self.hold: Hold | None = None
         self.provider = ""
         self.is_answered = False
         self.is_told = False  # what it consumed is in the log by now
-        self.text_chars = 0
-        self.thinking_chars = 0
         self.finish_reason = ""
         self.failure: ProviderFailure | None = None
+        self._meter: OutputMeter | None = None
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
         self._reported: TokenUsage | None = None
+        self._is_finished = False  # by the provider's own word
+        self._is_reported_last = False  # nothing was written after the report
         self._thinking = ""  # the open trace, if any
         self._llm_request = ""
         self._started = time.monotonic()
 
     @property
+    def has_text(self) -> bool:
+        """Whether the reply grew."""
+        return bool(self._texts)
+
+    @property
     def has_output(self) -> bool:
         """Whether anything of the answer was shown."""
-        return bool(self.text_chars or self.thinking_chars)
+        return bool(self._texts or self._thoughts)
+
+    @property
+    def is_billable(self) -> bool:
+        """Whether the provider may have worked on it: all but calls that were not sent, or were refused."""
+        if self.stage is not Stage.SENT:
+            return False
+        return self.is_answered or self.failure is None or self.failure.may_be_billed
 
     @property
     def usage(self) -> Usage:
-        """What the provider reported, else an estimate; nothing for a call that was refused."""
-        if self.is_told:
+        """What it consumed and cost: as the provider reported, else estimated; nothing of a refused call."""
+        if not self.is_billable or self.hold is None:
             return Usage()
-        if self._reported is not None:
-            told = self._reported
-            return Usage(
-                input_tokens=told.input_tokens,
-                output_tokens=told.output_tokens,
-                thinking_tokens=told.thinking_tokens,
-                cached_tokens=told.cached_tokens,
-            )
-        if not self.is_answered:
-            return Usage()
-        return endings.estimated_usage(endings.input_chars(self.request.messages), self.text_chars, self.thinking_chars)
+        return usage.priced(self.hold.rates, self._consumed())
+
+    @property
+    def untold_usage(self) -> Usage:
+        """The usage, as long as no event tells it."""
+        return Usage() if self.is_told else self.usage
 
     @property
     def usage_source(self) -> str:
         """Where `usage` is from: provider, estimated, or none for a call that was refused."""
-        if self._reported is not None:
-            return "provider"
-        return "estimated" if self.is_answered else "none"
+        if not self.is_billable:
+            return "none"
+        return "provider" if self._is_reported else "estimated"
+
+    @property
+    def _is_reported(self) -> bool:
+        """Whether the provider's figures are the whole truth: a running count of a cut answer is not, nor are zeros."""
+        if self._reported is None or not (self._reported.input_tokens or self._reported.output_tokens):
+            return False
+        return self._is_finished or self._is_reported_last
+
+    def _consumed(self) -> Usage:
+        told = self._reported or TokenUsage()
+        reported = usage.bounded(
+            Usage(
+                input_tokens=told.input_tokens,
+                output_tokens=told.output_tokens,
+                thinking_tokens=told.thinking_tokens,
+                cached_tokens=told.cached_tokens,
+                cache_write_tokens=told.cache_write_tokens,
+            )
+        )
+        if self._is_reported:
+            return reported
+        guess = usage.estimated(self.input_tokens, "".join(self._texts), "".join(self._thoughts))
+        return usage.at_least(reported, guess)
+
+    def take_hold(self, hold: Hold) -> None:
+        """The money is there; the request gets the output it pays for as its limit."""
+        self.stage, self.hold = Stage.HELD, hold
+        self.request = replace(self.request, max_output_tokens=hold.granted_output)
+        self._meter = OutputMeter(hold.granted_output, tokens.count)
 
     async def read(self, client: ModelClient, idle_seconds: float) -> None:
         """Reads the answer to its end, or until the task is cancelled; a failure is kept in `failure`."""
+        self._started = time.monotonic()
         try:
             async with asyncio.timeout(idle_seconds) as idle, aclosing(client.stream(self.request)) as stream:
                 async for brought in stream:
@@ -88,6 +146,10 @@ class ModelCall:
                     await self._journal.make_room(self._run.log)
                     if self._run.answer_bytes > limits.ANSWER_BYTES:
                         raise _too_long(self.provider)
+                    if self._meter is not None and self._meter.is_passed and not self._is_finished:
+                        # The provider does not keep to the limit it was given; the money ends here.
+                        self.finish_reason = endings.LENGTH
+                        return
                     idle.reschedule(asyncio.get_running_loop().time() + idle_seconds)
         except ProviderFailure as failure:
             self.failure = failure
@@ -116,11 +178,12 @@ class ModelCall:
             found.append(self._open_llm_request())
         if self._llm_request:
             latency = time.monotonic() - self._started
-            found += endings.end_llm_request(self._llm_request, self.request.model, self.usage, latency)
+            found += endings.end_llm_request(self._llm_request, self.request.model, self.untold_usage, latency)
             self._llm_request = ""
         if self._run.has_open_step:
-            found.append(endings.end_step(self._run.step, step_reason, self.usage))
+            found.append(endings.end_step(self._run.step, step_reason, self.untold_usage))
             self._run.has_open_step = False
+            self.is_told = True
         return found
 
     def _take(self, event: ModelEvent) -> None:
@@ -130,9 +193,9 @@ class ModelCall:
             case Reasoning(text):
                 self._take_reasoning(text)
             case TokenUsage():
-                self._reported = event
+                self._reported, self._is_reported_last = event, True
             case Finished(reason):
-                self.finish_reason = reason
+                self.finish_reason, self._is_finished = reason, True
             case Answered():
                 self._take_answered(event)
 
@@ -155,8 +218,8 @@ class ModelCall:
             self._thinking = ""
         if not self._llm_request:
             self._append(self._open_llm_request())
-        self.text_chars += len(text)
-        self._run.answer_bytes += len(text.encode())
+        self._texts.append(text)
+        self._grow(text)
         for piece in events.pieces(text):
             self._append(events.text_delta(self._run.step, piece))
 
@@ -165,10 +228,17 @@ class ModelCall:
             self._thinking = self._run.next_trace()
             started = TraceStarted(trace_id=self._thinking, step=self._run.step, thinking=ThinkingTrace())
             self._append(RunEvent(trace_started=started))
-        self.thinking_chars += len(text)
-        self._run.answer_bytes += len(text.encode())
+        self._thoughts.append(text)
+        self._grow(text)
         for piece in events.pieces(text):
             self._append(events.thinking_delta(self._thinking, piece))
+
+    def _grow(self, text: str) -> None:
+        size = len(text.encode())
+        self._run.answer_bytes += size
+        self._is_reported_last = False
+        if self._meter is not None:
+            self._meter.add(text, size)
 
     def _open_llm_request(self) -> RunEvent:
         self._llm_request = self._run.next_trace()

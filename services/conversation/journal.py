@@ -60,6 +60,7 @@ class RunLog:
     state: RunState
     on_lost: Callable[[], None]
     on_cancel: Callable[[], None]
+    credits_per_usd: int = 0  # of its newest hold
     pending: list[RunEvent] = field(default_factory=list)
     pending_bytes: int = 0
     sealed: int = 0  # so many of `pending` may be stored, their answer lost: they stay as they are cut
@@ -326,7 +327,7 @@ class Journal:
     def _fold(self, run: RunLog, events: list[RunEvent]) -> None:
         try:
             for event in events:
-                endings.complete(run.state, event)
+                endings.complete(run.state, event, run.credits_per_usd)
                 run.state.apply(event)
         except Exception as error:
             # A bug of ours: this process gives the run up, before its state and its log part.

@@ -55,6 +55,16 @@ LINE_BYTES = 8 * 1024 * 1024  # of a provider's stream; chunks are a few hundred
 
 TIMER_SLACK_SECONDS = 0.01  # an event loop's timer may fire a moment early
 
+# --- money (durability.md 26, 27)
+HOLD_WAIT_SECONDS = 5.0  # billing restarts within about two; longer than this a user should hear of it
+BILLING_SECONDS = 2.0  # one try; billing answers in milliseconds
+BILLING_PAUSE_SECONDS = 0.1
+OUTBOX_ROWS = 32  # sent at a time; billing queues them at the project's accounts anyway
+OUTBOX_LEASE_SECONDS = 10.0  # longer than a round takes: three tries of 2 s on as many replicas
+OUTBOX_POLL_SECONDS = 1.0
+OUTBOX_PAUSE_SECONDS = 0.5  # after the first failure; doubled so many times at most: to 64 s
+OUTBOX_DOUBLINGS = 7
+
 # --- context (R92; the window of a model nobody described)
 CONTEXT_TOKENS = 100_000
 CHARS_PER_TOKEN = 4

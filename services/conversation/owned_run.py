@@ -24,6 +24,7 @@ class OwnedRun:
     """One answer in the making. Times are monotonic seconds of this process."""
 
     log: RunLog
+    user_id: str
     user_message_id: UUID
     model: str
     options: RunOptions

@@ -87,6 +87,7 @@ class Runner:
         )
         run = OwnedRun(
             log=run_log,
+            user_id=row.user_id,
             user_message_id=row.user_message_id,
             model=row.model,
             options=RunOptions.FromString(row.options),

@@ -103,7 +103,10 @@ class Worker(Base):
 
 
 class Thread(Base):
-    """A conversation. next_position and last_message_at hand out the order of its messages."""
+    """A conversation. next_position and last_message_at hand out the order of its messages.
+
+    Tokens and cost are those of its calls that ended, in nano-USD.
+    """
 
     __tablename__ = "ai_threads"
     __table_args__ = (Index(None, "project_id", "user_id", "updated_at", "id"),)
@@ -117,6 +120,13 @@ class Thread(Base):
     last_message_at: Mapped[datetime] = mapped_column(server_default=sql("'-infinity'"))
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     updated_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    tokens_in: Mapped[int] = mapped_column(server_default="0")
+    tokens_out: Mapped[int] = mapped_column(server_default="0")
+    thinking_tokens: Mapped[int] = mapped_column(server_default="0")
+    cached_tokens: Mapped[int] = mapped_column(server_default="0")
+    cache_write_tokens: Mapped[int] = mapped_column(server_default="0")
+    cost_nano: Mapped[int] = mapped_column(server_default="0")
+    usage_estimated: Mapped[bool] = mapped_column(server_default=sql("false"))
 
 
 class Message(Base):
@@ -147,6 +157,9 @@ class Message(Base):
     error: Mapped[bytes | None]
     metadata_: Mapped[dict[str, Any]] = mapped_column("metadata", server_default=sql("'{}'::jsonb"))
     created_at: Mapped[datetime]
+    cache_write_tokens: Mapped[int] = mapped_column(server_default="0")
+    cost_nano: Mapped[int] = mapped_column(server_default="0")
+    cost_credits: Mapped[int] = mapped_column(server_default="0")
 
 
 class TraceEvent(Base):
@@ -233,7 +246,10 @@ class IdempotencyKey(Base):
 
 
 class ApiCall(Base):
-    """One attempt at a provider, written before the request. Holds no text; outlives its thread."""
+    """One attempt at a provider, written before the request. Holds no text; outlives its thread.
+
+    status: started; sent, once it has its hold, whose `rates` price it; then how it ended.
+    """
 
     __tablename__ = "api_calls"
     __table_args__ = (Index(None, "run_id"),)
@@ -257,3 +273,21 @@ class ApiCall(Base):
     usage_source: Mapped[str] = mapped_column(server_default="unknown")
     started_at: Mapped[datetime] = mapped_column(server_default=NOW)
     ended_at: Mapped[datetime | None]
+    cache_write_tokens: Mapped[int] = mapped_column(server_default="0")
+    cost_nano: Mapped[int] = mapped_column(server_default="0")
+    rates: Mapped[bytes | None]
+    credits_per_usd: Mapped[int] = mapped_column(server_default="0")
+
+
+class OutboxRow(Base):
+    """What another service must be told, as long as it has not received it."""
+
+    __tablename__ = "outbox"
+    __table_args__ = (Index(None, "due_at"),)
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    topic: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID]
+    payload: Mapped[bytes]
+    attempts: Mapped[int] = mapped_column(server_default="0")
+    due_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)

@@ -13,8 +13,11 @@ from kit.telemetry import log
 from services.conversation import limits
 from services.conversation.admission import Admission
 from services.conversation.answers import Answering
+from services.conversation.billing import Billing, senders
+from services.conversation.domain import tokens
 from services.conversation.following import Hub
 from services.conversation.journal import Journal
+from services.conversation.outbox import Outbox
 from services.conversation.ownership import Ownership
 from services.conversation.projects_servicer import ProjectServicer
 from services.conversation.provider_keys import ProviderKeys
@@ -47,6 +50,7 @@ STREAM_GRACE_SECONDS = 0.5
 async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.Future[int] | None" = None) -> None:
     """Runs the service until `stopped`; then drains. `on_ready` gets the port."""
     async with AsyncExitStack() as stack:
+        reading = asyncio.create_task(asyncio.to_thread(tokens.vocabulary))
         dsn = make_conninfo(
             settings.engine_database_url,
             options=SESSION,
@@ -89,8 +93,25 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         ownership = Ownership(dsn, pool, journal, bus)
         client = OpenAIChat(settings.openai_base_url, settings.call_seconds)
         stack.push_async_callback(client.close)
-        keys = ProviderKeys(settings.secret_keys, settings.own_provider_keys)
-        runner = Runner(Answering(pool, journal, hub.publish, ownership, client, keys, settings.turn))
+        billing = Billing(settings.billing, settings.credential)
+        stack.push_async_callback(billing.close)
+        outbox = Outbox(pool, senders(billing))
+        outbox.start()
+        stack.push_async_callback(outbox.stop)
+        runner = Runner(
+            Answering(
+                pool=pool,
+                journal=journal,
+                publish=hub.publish,
+                ownership=ownership,
+                client=client,
+                keys=ProviderKeys(settings.secret_keys, settings.own_provider_keys),
+                billing=billing,
+                wake_outbox=outbox.wake,
+                turn=settings.turn,
+                output=settings.output,
+            )
+        )
         ownership.on_claimed = runner.take_over
         await ownership.start()
         stack.push_async_callback(ownership.stop)
@@ -104,6 +125,7 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         conversation = ConversationServicer(engine, admission, hub, runner, ownership)
         add_ConversationServiceServicer_to_server(conversation, server.grpc)
         add_ProjectServiceServicer_to_server(ProjectServicer(engine, settings.secret_keys), server.grpc)
+        await reading  # or the first run would wait for it
         port = await server.start(settings.listen)
         log.info("ready", port=port, worker_id=str(ownership.worker_id))
         if on_ready is not None:

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from kit.sealing import KeyRing, key_ring
-from kit.settings import SettingsError, count, one_of, port, positive, setting
+from kit.settings import SettingsError, addresses, count, one_of, port, positive, setting
+from threadloom.conversation.v1.run_pb2 import RunOptions
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,20 @@ class TurnLimits:
     turn_seconds: float
     call_seconds: float
     idle_seconds: float
+
+
+@dataclass(frozen=True)
+class OutputLimits:
+    """Output tokens of runs that do not say what they want."""
+
+    most: int
+    least: int
+
+    def wish(self, options: RunOptions) -> tuple[int, int]:
+        """(the most, the fewest worth a call) that a run wants."""
+        most = options.max_output_tokens if options.HasField("max_output_tokens") else self.most
+        least = options.min_output_tokens if options.HasField("min_output_tokens") else min(self.least, most)
+        return max(most, least), least
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,26 @@ class Settings:
     call_seconds: float = setting("THREADLOOM_MODEL_CALL_SECONDS", "Seconds one model call may take.", "120", positive)
     idle_seconds: float = setting(
         "THREADLOOM_MODEL_IDLE_SECONDS", "Seconds a model provider may be silent.", "60", positive
+    )
+    billing: tuple[str, ...] = setting(
+        "BILLING_ADDRESSES",
+        "The replicas of the billing service, a comma list of host:port.",
+        "127.0.0.1:50052",
+        addresses,
+    )
+    most_output: int = setting(
+        "THREADLOOM_MAX_OUTPUT_TOKENS",
+        "Output tokens of an answer whose run names no max_output_tokens. Held before each call, so a small"
+        " quota refuses less with a small number; a provider refuses more than its model can write.",
+        "16384",
+        count,
+    )
+    least_output: int = setting(
+        "THREADLOOM_MIN_OUTPUT_TOKENS",
+        "The fewest output tokens worth a call, when a run names no min_output_tokens: what quota and caps"
+        " must still pay for.",
+        "256",
+        count,
     )
     drain_seconds: float = setting(
         "THREADLOOM_DRAIN_SECONDS",
@@ -102,3 +137,8 @@ class Settings:
     def turn(self) -> TurnLimits:
         """The time limits of a turn."""
         return TurnLimits(self.turn_seconds, self.call_seconds, self.idle_seconds)
+
+    @property
+    def output(self) -> OutputLimits:
+        """How much an answer may hold."""
+        return OutputLimits(self.most_output, self.least_output)

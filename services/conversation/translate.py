@@ -9,6 +9,7 @@ from services.conversation.store.messages import MessageRow
 from services.conversation.store.runs import RunRow
 from services.conversation.store.threads import ThreadRow
 from threadloom.common.v1.error_pb2 import Error
+from threadloom.common.v1.money_pb2 import Money
 from threadloom.conversation.v1.conversation_service_pb2 import RunRequest
 from threadloom.conversation.v1.message_pb2 import Message, MessageRole, MessageStatus, Usage
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
@@ -41,6 +42,7 @@ def thread(row: ThreadRow) -> Thread:
         create_time=timestamp(row.created_at),
         update_time=timestamp(row.updated_at),
         active_run_id=str(row.active_run_id or ""),
+        usage=_usage(row),
     )
 
 
@@ -62,15 +64,8 @@ def message(row: MessageRow) -> Message:
         create_time=timestamp(row.created_at),
     )
     if row.role == "assistant":
-        found.usage.CopyFrom(
-            Usage(
-                input_tokens=row.tokens_in,
-                output_tokens=row.tokens_out,
-                thinking_tokens=row.thinking_tokens,
-                cached_tokens=row.cached_tokens,
-                estimated=row.usage_estimated,
-            )
-        )
+        found.usage.CopyFrom(_usage(row))
+        found.cost_credits = row.cost_credits
     if row.error is not None:
         found.error.CopyFrom(Error.FromString(row.error))
     return found
@@ -137,6 +132,18 @@ def live_traces(log: list[bytes], run_id: str, message_id: str) -> list[Trace]:
     for trace in found:
         trace.run_id, trace.message_id = run_id, message_id
     return found
+
+
+def _usage(row: MessageRow | ThreadRow) -> Usage:
+    return Usage(
+        input_tokens=row.tokens_in,
+        output_tokens=row.tokens_out,
+        thinking_tokens=row.thinking_tokens,
+        cached_tokens=row.cached_tokens,
+        cache_write_tokens=row.cache_write_tokens,
+        cost=Money(nano_usd=row.cost_nano) if row.cost_nano else None,
+        estimated=row.usage_estimated,
+    )
 
 
 def timestamp(value: datetime) -> Timestamp:

@@ -3,32 +3,13 @@
 import re
 from dataclasses import dataclass
 
-from kit.settings import comma_list, port, positive, setting
+from kit.settings import address, addresses, comma_list, positive, setting
 
-ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d+)")
 ORIGIN = re.compile(r"https?://[^/\s]+")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 # In the list of origins: this machine, on any port.
 LOCALHOST = "localhost"
-
-
-def address(raw: str) -> tuple[str, int]:
-    """Host and port of `host:port`, an IPv6 host in brackets. Raises ValueError."""
-    found = ADDRESS.fullmatch(raw)
-    if found is None:
-        raise ValueError("must be host:port, for example 127.0.0.1:8080 or [::1]:8080")
-    return found["v6"] or found["host"], port(found["port"])
-
-
-def addresses(raw: str) -> tuple[str, ...]:
-    """A comma list of `host:port`, at least one. Raises ValueError."""
-    found = comma_list(raw)
-    if not found:
-        raise ValueError("must name at least one host:port")
-    for one in found:
-        address(one)
-    return found
 
 
 def origins(raw: str) -> tuple[str, ...]:

@@ -50,18 +50,25 @@ class Hold:
     """
 
     def __init__(
-        self, admin_url: str, table: str, condition: str, operation: str = "INSERT", at_commit: bool = False
+        self,
+        admin_url: str,
+        table: str,
+        condition: str,
+        operation: str = "INSERT",
+        at_commit: bool = False,
+        schema: str = SCHEMA,
     ) -> None:
         self._url, self._table, self._condition, self._operation = admin_url, table, condition, operation
         self._moment = COMMIT if at_commit else ROW
         self._key = next(_keys)
-        self._names = {"name": sql.Identifier(f"hold_{self._key}"), "table": sql.Identifier(SCHEMA, table)}
+        self._function = sql.Identifier(schema, f"hold_{self._key}")
+        self._names = {"name": sql.Identifier(f"hold_{self._key}"), "table": sql.Identifier(schema, table)}
 
     def __enter__(self) -> Self:
         self._connection = psycopg.connect(self._url, autocommit=True)
         self._connection.execute("SELECT pg_advisory_lock(%s)", [self._key])
         statement = sql.SQL(CREATE_TRIGGER).format(
-            function=sql.Identifier(SCHEMA, f"hold_{self._key}"),
+            function=self._function,
             key=sql.Literal(self._key),
             operation=sql.SQL(self._operation),
             condition=sql.SQL(self._condition),
@@ -85,7 +92,7 @@ class Hold:
     def _remove(self) -> None:
         self._connection.execute("SELECT pg_advisory_unlock_all()")
         self._connection.execute(sql.SQL("DROP TRIGGER {name} ON {table}").format(**self._names))
-        self._connection.execute(sql.SQL("DROP FUNCTION {}()").format(sql.Identifier(SCHEMA, f"hold_{self._key}")))
+        self._connection.execute(sql.SQL("DROP FUNCTION {}()").format(self._function))
         self._connection.close()
 
     def caught(self) -> list[int]:

@@ -65,6 +65,10 @@ def check_options(options: RunOptions) -> None:
             raise invalid("temperature", "temperature must be 0 to 2.")
     if options.HasField("max_output_tokens") and not 1 <= options.max_output_tokens <= limits.OUTPUT_TOKENS_MAX:
         raise invalid("max_output_tokens", f"max_output_tokens must be 1 to {limits.OUTPUT_TOKENS_MAX:,}.")
+    if options.HasField("min_output_tokens"):
+        most = options.max_output_tokens if options.HasField("max_output_tokens") else limits.OUTPUT_TOKENS_MAX
+        if not 1 <= options.min_output_tokens <= most:
+            raise invalid("min_output_tokens", f"min_output_tokens must be 1 to {most:,}, max_output_tokens at most.")
 
 
 def check_slug(slug: str) -> str:

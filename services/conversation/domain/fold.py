@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.conversation.domain.events import EventOrder, kind_of
+from services.conversation.domain.usage import add_usage
 from threadloom.common.v1.error_pb2 import Error
 from threadloom.conversation.v1.message_pb2 import Usage
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
@@ -19,12 +20,12 @@ class RunState:
     texts: list[str] = field(default_factory=list)
     text_chars: int = 0
     step_chars: int = 0  # reply text of the open step
-    thinking_chars: int = 0  # of the open step
     step: int = 0
     model: str = ""
     provider: str = ""
     finish_reason: str = ""
     usage: Usage = field(default_factory=Usage)
+    cost_credits: int = 0  # known at the end
     is_superseded: bool = False
     is_broken: bool = False  # a stored event could not be applied: only an end may follow
     retries: int = 0  # attempts made again, for whatever reason
@@ -62,6 +63,17 @@ class RunState:
             self.texts = ["".join(self.texts)]
         return self.texts[0] if self.texts else ""
 
+    @property
+    def step_text(self) -> str:
+        """Reply text of the open step."""
+        return self.text[self.text_chars - self.step_chars :]
+
+    @property
+    def step_thinking(self) -> str:
+        """Reasoning of the open step."""
+        texts = [self.trace_texts.get(name, ()) for name, trace in self.traces.items() if trace.step == self.step]
+        return "".join(piece for pieces in texts for piece in pieces)
+
     def next_trace_number(self) -> int:
         """The number of the next trace to open."""
         return len(self.order.seen_traces) + 1
@@ -84,7 +96,7 @@ class RunState:
 
     def _apply_step_started(self, event: RunEvent) -> None:
         self.step = event.step_started.step
-        self.step_chars = self.thinking_chars = 0
+        self.step_chars = 0
 
     def _apply_step_finished(self, event: RunEvent) -> None:
         self.finish_reason = event.step_finished.finish_reason
@@ -120,7 +132,6 @@ class RunState:
         trace = self.traces[delta.trace_id]
         if delta.WhichOneof("payload") == "text":
             self.trace_texts.setdefault(delta.trace_id, []).append(delta.text)
-            self.thinking_chars += len(delta.text)
         elif delta.WhichOneof("payload") == "llm_request":
             trace.llm_request.MergeFrom(delta.llm_request)
 
@@ -129,10 +140,12 @@ class RunState:
 
     def _apply_run_finished(self, event: RunEvent) -> None:
         self.finish_reason = event.run_finished.finish_reason
-        self.usage = event.run_finished.usage
+        self.usage, self.cost_credits = event.run_finished.usage, event.run_finished.cost_credits
 
     def _apply_run_failed(self, event: RunEvent) -> None:
         self.error = event.run_failed.error
+        if event.run_failed.HasField("usage"):
+            self.usage, self.cost_credits = event.run_failed.usage, event.run_failed.cost_credits
         self.failed_before_reply = event.run_failed.before_reply
 
     def recorded_traces(self) -> list[Trace]:
@@ -144,14 +157,3 @@ class RunState:
             whole.text = "".join(self.trace_texts.get(name, ()))
             found.append(whole)
         return found
-
-
-def add_usage(first: Usage, second: Usage) -> Usage:
-    """The sum; estimated when either is."""
-    return Usage(
-        input_tokens=first.input_tokens + second.input_tokens,
-        output_tokens=first.output_tokens + second.output_tokens,
-        thinking_tokens=first.thinking_tokens + second.thinking_tokens,
-        cached_tokens=first.cached_tokens + second.cached_tokens,
-        estimated=first.estimated or second.estimated,
-    )

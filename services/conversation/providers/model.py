@@ -44,12 +44,17 @@ class Text:
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """What the provider says the call consumed; totals, the last one holds."""
+    """What the provider says the call consumed; totals, the last one holds.
+
+    Adapters normalise: thinking is a part of the output, cached and written to the cache are
+    disjoint parts of the input.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
     thinking_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,13 +69,16 @@ ModelEvent = Answered | Reasoning | Text | TokenUsage | Finished
 
 @dataclass
 class ProviderFailure(Exception):
-    """The call failed. `http_status` is 0 when no answer came."""
+    """The call failed. `http_status` is 0 when no answer came.
+
+    `may_be_billed`: the request was sent and nobody refused it, so the provider may have worked on it.
+    """
 
     error: ServiceError
     is_retryable: bool
     http_status: int = 0
     retry_after: float | None = None
-    notes: list[str] = field(default_factory=list)
+    may_be_billed: bool = False
 
     def __post_init__(self) -> None:
         super().__init__(self.error.reason)

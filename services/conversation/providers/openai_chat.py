@@ -42,11 +42,15 @@ RETRYABLE_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 class _Details(msgspec.Struct):
     reasoning_tokens: int | None = None
     cached_tokens: int | None = None
+    # Gateways in front of providers that bill writes to their cache name them so.
+    cache_write_tokens: int | None = None
+    cache_creation_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    total_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
 
@@ -112,7 +116,7 @@ class OpenAIChat:
         except (openai.APITimeoutError, httpx2.TimeoutException) as error:
             raise _not_answered(error) from error
         except (openai.APIConnectionError, httpx2.TransportError, aiohttp.ClientError, OSError) as error:
-            raise _broken(_connection_sentence(error)) from error
+            raise _disconnected(error) from error
 
 
 class _Reader:
@@ -229,13 +233,18 @@ def _decode(payload: bytes) -> _Chunk:
 
 
 def _usage(usage: _Usage) -> TokenUsage:
-    # Reasoning is a part of the output and cached a part of the input in this protocol.
-    prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
+    # Reasoning is a part of the output and cached a part of the input in this protocol. Some servers that
+    # speak it count reasoning beside the output; their total tells.
+    prompt, completion = usage.prompt_tokens_details or _Details(), usage.completion_tokens_details or _Details()
+    read, written, thought = usage.prompt_tokens or 0, usage.completion_tokens or 0, completion.reasoning_tokens or 0
+    if thought > written or (thought and usage.total_tokens == read + written + thought):
+        written += thought
     return TokenUsage(
-        input_tokens=usage.prompt_tokens or 0,
-        output_tokens=usage.completion_tokens or 0,
-        thinking_tokens=(completion.reasoning_tokens if completion else None) or 0,
-        cached_tokens=(prompt.cached_tokens if prompt else None) or 0,
+        input_tokens=read,
+        output_tokens=written,
+        thinking_tokens=thought,
+        cached_tokens=prompt.cached_tokens or 0,
+        cache_write_tokens=prompt.cache_write_tokens or prompt.cache_creation_tokens or 0,
     )
 
 
@@ -255,15 +264,20 @@ def _refused(error: openai.APIStatusError, api_key: str) -> ProviderFailure:
 
 def _timed_out() -> ProviderFailure:
     error = ServiceError("AI_PROVIDER_TIMEOUT", "The model provider did not answer in time.", {"provider": PROVIDER})
-    return ProviderFailure(error, is_retryable=True)
+    return ProviderFailure(error, is_retryable=True, may_be_billed=True)
 
 
-def _broken(sentence: str) -> ProviderFailure:
-    return ProviderFailure(ServiceError("AI_PROVIDER_ERROR", sentence, {"provider": PROVIDER}), is_retryable=True)
+def _broken(sentence: str, *, may_be_billed: bool = True) -> ProviderFailure:
+    error = ServiceError("AI_PROVIDER_ERROR", sentence, {"provider": PROVIDER})
+    return ProviderFailure(error, is_retryable=True, may_be_billed=may_be_billed)
 
 
 def _gone() -> ProviderFailure:
     return _broken("The model provider closed the connection before it answered.")
+
+
+def _unreachable() -> ProviderFailure:
+    return _broken("The model provider cannot be reached.", may_be_billed=False)
 
 
 def _not_answered(error: BaseException) -> ProviderFailure:
@@ -273,7 +287,7 @@ def _not_answered(error: BaseException) -> ProviderFailure:
         if isinstance(cause, aiohttp.ServerDisconnectedError):
             return _gone()
         if isinstance(cause, aiohttp.ClientConnectorError):
-            return _broken("The model provider cannot be reached.")
+            return _unreachable()
         cause = cause.__cause__ or cause.__context__
     return _timed_out()
 
@@ -282,10 +296,10 @@ def _error_event(body: Any, api_key: str) -> ProviderFailure:
     return _broken(_provider_words(body, api_key) or "The model provider reported an error in mid-answer.")
 
 
-def _connection_sentence(error: Exception) -> str:
+def _disconnected(error: Exception) -> ProviderFailure:
     if isinstance(error.__cause__, httpx2.ConnectError):
-        return "The model provider cannot be reached."
-    return "The connection to the model provider broke."
+        return _unreachable()
+    return _broken("The connection to the model provider broke.")
 
 
 def _provider_words(body: Any, api_key: str) -> str:

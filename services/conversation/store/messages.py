@@ -28,6 +28,9 @@ class MessageRow:
     tokens_out: int
     thinking_tokens: int
     cached_tokens: int
+    cache_write_tokens: int
+    cost_nano: int
+    cost_credits: int
     usage_estimated: bool
     latency_ms: int
     finish_reason: str
@@ -37,7 +40,8 @@ class MessageRow:
 
 LIST = text(
     "SELECT id, thread_id, run_id, position, role, status, parts, text, text_seq, model, provider, tokens_in,"
-    " tokens_out, thinking_tokens, cached_tokens, usage_estimated, latency_ms, finish_reason, error, created_at"
+    " tokens_out, thinking_tokens, cached_tokens, cache_write_tokens, cost_nano, cost_credits,"
+    " usage_estimated, latency_ms, finish_reason, error, created_at"
     " FROM conversation.ai_messages WHERE thread_id = :thread AND position > :after"
     " ORDER BY position LIMIT :limit"
 )

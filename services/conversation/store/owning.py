@@ -11,6 +11,7 @@ from psycopg.rows import class_row
 
 from services.conversation.domain.fold import RunState
 from services.conversation.domain.history import PastMessage
+from services.conversation.domain.usage import Hold
 from services.conversation.store.log import Statement
 from threadloom.conversation.v1.message_pb2 import Usage
 
@@ -74,6 +75,9 @@ SELECT role, text FROM (
     ORDER BY position DESC LIMIT %(limit)s - (%(offset)s = 0)::int OFFSET greatest(%(offset)s - 1, 0))
 ) found ORDER BY is_asked DESC, position DESC
 """
+CALLS = """
+SELECT id, status, rates, credits_per_usd FROM conversation.api_calls WHERE run_id = %(run)s ORDER BY started_at, id
+"""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,16 @@ class ClaimedRun:
     created_at: datetime
     age_seconds: float
     system_prompt: str
+
+
+@dataclass(frozen=True)
+class KnownCall:
+    """An attempt at the provider as its run's new owner finds it. status started: it was not sent; sent: it may be."""
+
+    id: UUID
+    status: str
+    rates: bytes | None
+    credits_per_usd: int
 
 
 async def renew_lease(connection: AsyncConnection, worker: UUID, seconds: float) -> None:
@@ -139,6 +153,13 @@ async def read_history(
     return [PastMessage(role, text) async for role, text in cursor]
 
 
+async def read_calls(connection: AsyncConnection, run: UUID) -> list[KnownCall]:
+    """The run's attempts at the provider, oldest first."""
+    async with connection.cursor(row_factory=class_row(KnownCall)) as cursor:
+        await cursor.execute(CALLS, {"run": run})
+        return await cursor.fetchall()
+
+
 async def _claimed(connection: AsyncConnection, statement: str, parameters: dict[str, Any]) -> list[ClaimedRun]:
     async with connection.cursor(row_factory=class_row(ClaimedRun)) as cursor:
         await cursor.execute(statement, parameters)
@@ -158,44 +179,61 @@ def begin_call(run: UUID, call: UUID, step: int, attempt: int) -> Statement:
     )
 
 
-def end_call(
-    call: UUID,
-    status: str,
-    usage: Usage,
-    *,
-    usage_source: str,
-    provider: str = "",
-    http_status: int = 0,
-    error_code: str = "",
-) -> Statement:
-    """Records how an attempt ended. status: succeeded, failed, cancelled or cut; source: provider or estimated."""
+def send_call(call: UUID, hold: Hold) -> Statement:
+    """Records that the attempt has its hold and is about to reach the provider: from here on it may cost money."""
     return Statement(
-        "UPDATE conversation.api_calls SET status = %(status)s, provider = %(provider)s,"
-        " http_status = %(http_status)s, error_code = %(error_code)s, tokens_in = %(tokens_in)s,"
-        " tokens_out = %(tokens_out)s, thinking_tokens = %(thinking_tokens)s, cached_tokens = %(cached_tokens)s,"
-        " usage_source = %(usage_source)s, ended_at = clock_timestamp() WHERE id = %(call)s AND status = 'started'",
-        {
-            "call": call,
-            "status": status,
-            "provider": provider,
-            "http_status": http_status,
-            "error_code": error_code,
-            "usage_source": usage_source,
-            **_tokens(usage),
-        },
+        "UPDATE conversation.api_calls SET status = 'sent', rates = %(rates)s, credits_per_usd = %(credits)s"
+        " WHERE id = %(call)s AND status = 'started'",
+        {"call": call, "rates": hold.stored_rates, "credits": hold.credits_per_usd},
     )
 
 
-def cut_calls(run: UUID, usage: Usage, next_call: UUID | None = None) -> Statement:
-    """Closes the attempts a lost owner left open, with what they are estimated to have consumed.
+@dataclass(frozen=True)
+class CallEnd:
+    """How an attempt ended. status: succeeded, failed, cancelled or cut; source: provider, estimated or none.
 
-    `next_call` is recorded beside it and stays open, also when this runs a second time.
+    `notice` is what billing must be told, if anything: (topic, payload) of the outbox.
     """
+
+    call: UUID
+    status: str
+    usage: Usage
+    usage_source: str
+    provider: str = ""
+    http_status: int = 0
+    error_code: str = ""
+    notice: tuple[str, bytes] | None = None
+
+
+def end_call(end: CallEnd) -> Statement:
+    """Records how an attempt ended, what the thread cost by now, and what billing must hear of it; all once."""
+    topic, payload = end.notice or ("", b"")
     return Statement(
-        "UPDATE conversation.api_calls SET status = 'cut', tokens_in = %(tokens_in)s, tokens_out = %(tokens_out)s,"
-        " thinking_tokens = %(thinking_tokens)s, usage_source = 'estimated', ended_at = clock_timestamp()"
-        " WHERE run_id = %(run)s AND status = 'started' AND id IS DISTINCT FROM %(next_call)s::uuid",
-        {"run": run, "next_call": next_call, **_tokens(usage)},
+        "WITH ended AS (UPDATE conversation.api_calls SET status = %(status)s, provider = %(provider)s,"
+        " http_status = %(http_status)s, error_code = %(error_code)s, tokens_in = %(tokens_in)s,"
+        " tokens_out = %(tokens_out)s, thinking_tokens = %(thinking_tokens)s, cached_tokens = %(cached_tokens)s,"
+        " cache_write_tokens = %(cache_write_tokens)s, cost_nano = %(cost)s, usage_source = %(usage_source)s,"
+        " ended_at = clock_timestamp() WHERE id = %(call)s AND status IN ('started', 'sent')"
+        " RETURNING id, project_id, thread_id),"
+        " told AS (INSERT INTO conversation.outbox (id, topic, project_id, payload)"
+        " SELECT id, %(topic)s, project_id, %(payload)s FROM ended WHERE %(topic)s <> '' ON CONFLICT DO NOTHING)"
+        " UPDATE conversation.ai_threads t SET tokens_in = t.tokens_in + %(tokens_in)s,"
+        " tokens_out = t.tokens_out + %(tokens_out)s, thinking_tokens = t.thinking_tokens + %(thinking_tokens)s,"
+        " cached_tokens = t.cached_tokens + %(cached_tokens)s,"
+        " cache_write_tokens = t.cache_write_tokens + %(cache_write_tokens)s, cost_nano = t.cost_nano + %(cost)s,"
+        " usage_estimated = t.usage_estimated OR %(estimated)s FROM ended WHERE t.id = ended.thread_id",
+        {
+            "call": end.call,
+            "status": end.status,
+            "provider": end.provider,
+            "http_status": end.http_status,
+            "error_code": end.error_code,
+            "usage_source": end.usage_source,
+            "topic": topic,
+            "payload": payload,
+            "estimated": end.usage.estimated,
+            **_tokens(end.usage),
+        },
     )
 
 
@@ -220,7 +258,8 @@ def end_message(message: UUID, status: str, state: RunState, latency_ms: int) ->
         "UPDATE conversation.ai_messages SET status = %(status)s, text = %(text)s, text_seq = %(seq)s,"
         " model = CASE WHEN %(model)s = '' THEN model ELSE %(model)s END, provider = %(provider)s,"
         " tokens_in = %(tokens_in)s, tokens_out = %(tokens_out)s, thinking_tokens = %(thinking_tokens)s,"
-        " cached_tokens = %(cached_tokens)s, usage_estimated = %(estimated)s, latency_ms = %(latency_ms)s,"
+        " cached_tokens = %(cached_tokens)s, cache_write_tokens = %(cache_write_tokens)s, cost_nano = %(cost)s,"
+        " cost_credits = %(credits)s, usage_estimated = %(estimated)s, latency_ms = %(latency_ms)s,"
         " finish_reason = %(finish_reason)s, error = %(error)s WHERE id = %(message)s",
         {
             "message": message,
@@ -230,6 +269,7 @@ def end_message(message: UUID, status: str, state: RunState, latency_ms: int) ->
             "model": state.model,
             "provider": state.provider,
             "estimated": state.usage.estimated,
+            "credits": state.cost_credits,
             "latency_ms": latency_ms,
             "finish_reason": state.finish_reason,
             "error": state.error.SerializeToString() if state.error is not None else None,
@@ -294,4 +334,6 @@ def _tokens(usage: Usage) -> dict[str, int]:
         "tokens_out": usage.output_tokens,
         "thinking_tokens": usage.thinking_tokens,
         "cached_tokens": usage.cached_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "cost": usage.cost.nano_usd,
     }

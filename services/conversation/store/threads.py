@@ -8,7 +8,10 @@ from uuid import UUID
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-COLUMNS = "id, user_id, title, system_prompt, default_model_slug, created_at, updated_at"
+COLUMNS = (
+    "id, user_id, title, system_prompt, default_model_slug, created_at, updated_at, tokens_in, tokens_out,"
+    " thinking_tokens, cached_tokens, cache_write_tokens, cost_nano, usage_estimated"
+)
 ACTIVE = "(SELECT r.id FROM conversation.ai_runs r WHERE r.thread_id = t.id AND r.status = 'running') AS active_run_id"
 
 
@@ -23,6 +26,13 @@ class ThreadRow:
     default_model_slug: str
     created_at: datetime
     updated_at: datetime
+    tokens_in: int
+    tokens_out: int
+    thinking_tokens: int
+    cached_tokens: int
+    cache_write_tokens: int
+    cost_nano: int
+    usage_estimated: bool
     active_run_id: UUID | None
 
 

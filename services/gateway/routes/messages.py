@@ -59,6 +59,7 @@ def _options(body: shapes.NewMessage) -> RunOptions:
         system=body.system or "",
         temperature=body.temperature,
         max_output_tokens=body.max_output_tokens,
+        min_output_tokens=body.min_output_tokens,
         reasoning_effort=body.reasoning_effort or "",
     )
 

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from kit.money import format_usd, micro_usd
 from services.gateway.routes import shapes
 from services.gateway.wire.conversations import MESSAGE_PREFIX, error_fields, llm_request_fields, retry_fields
 from services.gateway.wire.frames import WHOLE_EVENT, Cursor
@@ -38,6 +39,12 @@ def conversation(thread: Thread) -> shapes.Conversation:
         created_at=time(thread.create_time),
         updated_at=time(thread.update_time),
         active_run_id=thread.active_run_id or None,
+        input_tokens=thread.usage.input_tokens,
+        output_tokens=thread.usage.output_tokens,
+        thinking_tokens=thread.usage.thinking_tokens,
+        cached_tokens=thread.usage.cached_tokens,
+        cost_usd=format_usd(thread.usage.cost.nano_usd),
+        usage_estimated=thread.usage.estimated,
     )
 
 
@@ -58,6 +65,9 @@ def message(found: pb.Message) -> shapes.Message:
         output_tokens=usage.output_tokens if usage else None,
         thinking_tokens=usage.thinking_tokens if usage else None,
         cached_tokens=usage.cached_tokens if usage else None,
+        cost_usd=format_usd(usage.cost.nano_usd) if usage else None,
+        cost_credits=found.cost_credits if usage else None,
+        cost_cents_usd=micro_usd(usage.cost.nano_usd) if usage else None,
         usage_estimated=usage.estimated if usage else None,
         latency_ms=found.latency_ms if is_answer and not is_streaming else None,
         finish_reason=found.finish_reason or None,

@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 Time = Annotated[str, Meta(description="RFC 3339, UTC, microseconds.", extra_json_schema={"format": "date-time"})]
 Id = Annotated[str, Meta(extra_json_schema={"format": "uuid"})]
 MessageId = Annotated[str, Meta(description="`msg_` and a UUID.")]
+Usd = Annotated[str, Meta(description="USD with 9 decimals.", pattern=r"^-?(0|[1-9][0-9]*)\.[0-9]{9}$")]
 # The bounds of an int32 are shape (it could not be passed on); what is allowed within is the service's rule.
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
@@ -50,6 +51,16 @@ class NewMessage(Struct, forbid_unknown_fields=True):
     system: Annotated[str, Meta(description="Added to the system prompt for this answer.")] | None = None
     temperature: Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 2})] | None = None
     max_output_tokens: Annotated[Int32, Meta(extra_json_schema={"minimum": 1})] | None = None
+    min_output_tokens: (
+        Annotated[
+            Int32,
+            Meta(
+                description="The fewest worth an answer: refused when quota and caps do not pay for so many.",
+                extra_json_schema={"minimum": 1},
+            ),
+        ]
+        | None
+    ) = None
     reasoning_effort: Annotated[str, Meta(description="`minimal`, `low`, `medium`, `high`.")] | None = None
     if_running: Annotated[
         Literal["reject"], Meta(description="What to do when the conversation already runs: 409.")
@@ -77,6 +88,12 @@ class Conversation(Struct):
     created_at: Time
     updated_at: Time
     active_run_id: Annotated[Id, Meta(description="The run in progress.")] | None
+    input_tokens: int
+    output_tokens: int
+    thinking_tokens: int
+    cached_tokens: int
+    cost_usd: Annotated[Usd, Meta(description="All model calls that ended, those of failed answers included.")]
+    usage_estimated: Annotated[bool, Meta(description="Whether some figure was estimated because a call was cut.")]
 
 
 class ConversationPage(Struct):
@@ -109,6 +126,9 @@ class Message(Struct):
     output_tokens: int | None
     thinking_tokens: int | None
     cached_tokens: int | None
+    cost_usd: Annotated[Usd, Meta(description="All model calls of its run.")] | None
+    cost_credits: Annotated[int, Meta(description="`cost_usd` at the project's rate, rounded once.")] | None
+    cost_cents_usd: Annotated[int, Meta(description="`cost_usd` in 10⁻⁶ USD, rounded once.")] | None
     usage_estimated: bool | None
     latency_ms: int | None
     finish_reason: str | None
@@ -146,6 +166,8 @@ class Trace(Struct, omit_defaults=True):
     output_tokens: int | UnsetType = UNSET
     thinking_tokens: int | UnsetType = UNSET
     cached_tokens: int | UnsetType = UNSET
+    cache_write_tokens: int | UnsetType = UNSET
+    cost_usd: Usd | UnsetType = UNSET
     usage_estimated: bool | UnsetType = UNSET
     latency_ms: int | UnsetType = UNSET
     code: str | UnsetType = UNSET

@@ -18,6 +18,7 @@ import msgspec
 from google.protobuf.duration_pb2 import Duration
 
 from kit.errors import ServiceError, to_event_error
+from kit.money import format_usd, micro_usd
 from services.gateway.wire.frames import Frame
 from threadloom.common.v1.error_pb2 import Error
 from threadloom.conversation.v1.message_pb2 import Usage
@@ -92,6 +93,7 @@ class ConversationsEncoder:
             "message_id": MESSAGE_PREFIX + self._message_id,
             "model": finished.model,
             **usage_fields(finished.usage),
+            **cost_fields(finished.usage, finished.cost_credits),
             "latency_ms": milliseconds(finished.latency),
             "finish_reason": finished.finish_reason,
         }
@@ -155,25 +157,35 @@ def retry_fields(retry: RetryTrace) -> Fields:
     fields: Fields = {"attempt": retry.attempt, "reason": retry.reason, "delay_ms": milliseconds(retry.delay)}
     if retry.withdrawn_chars:
         fields["withdrawn_chars"] = retry.withdrawn_chars
+    if retry.usage.cost.nano_usd:
+        fields["cost_usd"] = format_usd(retry.usage.cost.nano_usd)  # of the attempt that failed
     return fields
 
 
 def llm_request_fields(call: LlmRequestTrace) -> Fields:
-    """The figures of a model call that ended."""
+    """The figures of a model call that ended: of its cost the exact text alone, which may be added up."""
     return {"model": call.model, **usage_fields(call.usage), "latency_ms": milliseconds(call.latency)}
 
 
 def usage_fields(usage: Usage) -> Fields:
-    """Tokens; `usage_estimated` only when some figure is."""
+    """Tokens and what they cost; `usage_estimated` only when some figure is."""
     fields: Fields = {
         "input_tokens": usage.input_tokens,
         "output_tokens": usage.output_tokens,
         "thinking_tokens": usage.thinking_tokens,
         "cached_tokens": usage.cached_tokens,
+        "cost_usd": format_usd(usage.cost.nano_usd),
     }
+    if usage.cache_write_tokens:
+        fields["cache_write_tokens"] = usage.cache_write_tokens
     if usage.estimated:
         fields["usage_estimated"] = True
     return fields
+
+
+def cost_fields(usage: Usage, cost_credits: int) -> Fields:
+    """The rounded forms of a run's cost: credits at the project's rate, and 10⁻⁶ USD under R47's name (GAP1)."""
+    return {"cost_credits": cost_credits, "cost_cents_usd": micro_usd(usage.cost.nano_usd)}
 
 
 def milliseconds(span: Duration) -> int:

@@ -17,7 +17,15 @@ from services.billing.schema import Base
 from services.billing.server import serve
 from services.billing.settings import Settings
 from services.billing.upkeep import Upkeep
-from tests.contract.billing.harness import CREDENTIAL, MODEL, RATES, WAIT_SECONDS, Service, open_service
+from tests.contract.billing.harness import (
+    CREDENTIAL,
+    CREDITS_PER_USD,
+    MODEL,
+    RATES,
+    WAIT_SECONDS,
+    Service,
+    open_service,
+)
 from tests.support import databases
 from tests.support.databases import Database
 from tests.support.servers import RunningPostgres
@@ -85,6 +93,7 @@ async def service(
         "BILLING_ENGINE_DATABASE_URL": engine_url,
         "THREADLOOM_SERVICE_CREDENTIAL": CREDENTIAL,
         "BILLING_RUNS_PER_MINUTE": str(runs_per_minute),
+        "BILLING_CREDITS_PER_USD": str(CREDITS_PER_USD),
     }
     stopped, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
     task = asyncio.create_task(serve(load(Settings, environ), stopped, ready))

@@ -27,6 +27,7 @@ WAIT_SECONDS = 20.0
 NANO = 1000
 RATES = Rates(base=TokenPrices(input=Money(nano_usd=NANO * 10**6), output=Money(nano_usd=NANO * 10**6)))
 MODEL = "test-model"
+CREDITS_PER_USD = 1234  # of the deployment
 
 
 class Person:
@@ -79,7 +80,7 @@ class Service:
         """A request for a hold of alice's: 10 tokens in and 10 out, so 20,000 nano-USD."""
         usual: dict[str, Any] = {
             "api_call_id": str(new_id()), "project_id": str(self.project), "user_id": "alice",
-            "run_id": str(new_id()), "thread_id": str(new_id()), "model": MODEL,
+            "run_id": str(new_id()), "thread_id": str(new_id()), "message_id": str(new_id()), "model": MODEL,
             "input_tokens_max": 10, "max_output_tokens": 10, "min_output_tokens": 10,
         }  # fmt: skip
         return api.PlaceHoldRequest(**(usual | fields))
@@ -99,10 +100,9 @@ class Service:
         )
         return (await self.system.call(self.system.billing.Settle, request)).entry
 
-    async def release(self, id: str) -> int:
-        """The hold's state afterwards."""
-        request = api.ReleaseRequest(api_call_id=id, project_id=str(self.project))
-        return int((await self.system.call(self.system.billing.Release, request)).state)
+    async def release(self, request: api.PlaceHoldRequest) -> int:
+        """The state of a call's hold afterwards."""
+        return int((await self.system.call(self.system.billing.Release, release_of(request))).state)
 
     async def cap(self, nano: int, period: int = 3) -> None:
         request = api.SetCapRequest(period=period, limit=Money(nano_usd=nano))  # type: ignore[arg-type]
@@ -120,6 +120,12 @@ class Service:
     async def rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         cursor = await self.sql.execute(query.encode(), arguments)
         return await cursor.fetchall() if cursor.description else []
+
+
+def release_of(request: api.PlaceHoldRequest, **fields: str) -> api.ReleaseRequest:
+    """The release of the call a hold is asked for."""
+    usual = {field.name: getattr(request, field.name) for field in api.ReleaseRequest.DESCRIPTOR.fields}
+    return api.ReleaseRequest(**(usual | fields))
 
 
 async def outcomes(service: Service, requests: list[api.PlaceHoldRequest]) -> list[Hold | ServiceError]:

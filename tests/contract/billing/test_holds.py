@@ -6,11 +6,12 @@ import random
 import pytest
 
 from kit.ids import new_id
-from tests.contract.billing.harness import MODEL, NANO, Service, outcomes, reasons
+from tests.contract.billing.harness import MODEL, NANO, Service, outcomes, reasons, release_of
 from threadloom.billing.v1 import billing_service_pb2 as api
 from threadloom.billing.v1.hold_pb2 import Hold, HoldState
 from threadloom.common.v1.money_pb2 import Money
 
+IDENTITY = ["api_call_id", "project_id", "run_id", "thread_id", "message_id", "user_id", "model"]
 HOLD = 20 * NANO  # what `Service.ask` sets aside
 SETTLED, RELEASED, EXPIRED = HoldState.HOLD_STATE_SETTLED, HoldState.HOLD_STATE_RELEASED, HoldState.HOLD_STATE_EXPIRED
 
@@ -40,8 +41,12 @@ async def test_the_same_call_twice_at_once_is_one_hold(service: Service) -> None
 async def test_a_call_id_is_not_used_for_another_call(service: Service) -> None:
     request = service.ask()
     await service.place(request)
-    other = service.ask(api_call_id=request.api_call_id)
-    assert (await service.system.refusal(service.system.billing.PlaceHold, other)).reason == "IDEMPOTENCY_KEY_REUSED"
+    for field in ("run_id", "thread_id", "message_id", "user_id", "model", "input_tokens_max", "max_output_tokens"):
+        other = service.ask()
+        other.CopyFrom(request)
+        setattr(other, field, getattr(request, field) + 1 if "tokens" in field else str(new_id()))
+        error = await service.system.refusal(service.system.billing.PlaceHold, other)
+        assert error.reason == "IDEMPOTENCY_KEY_REUSED", field
     elsewhere = service.ask(api_call_id=request.api_call_id, project_id=str(new_id()))
     error = await service.system.refusal(service.system.billing.PlaceHold, elsewhere)
     assert error.reason == "IDEMPOTENCY_KEY_REUSED"
@@ -70,8 +75,16 @@ async def test_a_model_without_a_price_is_refused_with_what_to_do(service: Servi
     error = await service.system.refusal(service.system.billing.PlaceHold, service.ask(model="nobodys-model"))
     assert (error.reason, error.message) == (
         "MODEL_NOT_PRICED",
-        "No price is known for the model nobodys-model. Set one with SetPrice.",
+        "No price is known for the model nobodys-model. Set one: make price MODEL=nobodys-model"
+        " IN=<USD per million input tokens> OUT=<USD per million output tokens>",
     )
+
+
+@pytest.mark.parametrize("model", ["my model", "$(shell true)", "a;b", "m`id`", "größe", "'", "=x"])
+async def test_a_slug_that_a_shell_would_read_is_not_in_the_line_to_type(service: Service, model: str) -> None:
+    error = await service.system.refusal(service.system.billing.PlaceHold, service.ask(model=model))
+    assert error.metadata == {"model": model}
+    assert "make price MODEL=<model> IN=" in error.message
 
 
 async def test_a_published_model_needs_no_price_of_ours(service: Service) -> None:
@@ -121,10 +134,10 @@ async def test_a_settle_after_a_release_is_booked_and_flagged_and_the_reverse_ch
 ) -> None:
     request = service.ask()
     await service.place(request)
-    assert [await service.release(request.api_call_id) for _ in range(2)] == [RELEASED] * 2
+    assert [await service.release(request) for _ in range(2)] == [RELEASED] * 2
     assert await service.sums() == (0, 0)
     assert (await service.settle(request.api_call_id, 1, 1)).late
-    assert await service.release(request.api_call_id) == SETTLED
+    assert await service.release(request) == SETTLED
     assert await service.sums() == (0, 2 * NANO)
 
 
@@ -132,7 +145,7 @@ async def test_settles_and_releases_at_once_leave_the_call_booked_once(service: 
     requests = [service.ask() for _ in range(15)]
     await outcomes(service, requests)
     work = [service.settle(request.api_call_id, 1, 1) for request in requests]
-    work += [service.release(request.api_call_id) for request in requests]
+    work += [service.release(request) for request in requests]
     random.Random(1).shuffle(work)
     await asyncio.gather(*work)
     assert await service.sums() == (0, 15 * 2 * NANO)
@@ -148,13 +161,13 @@ async def test_an_expired_hold_is_released_once(service: Service) -> None:
     assert await service.upkeep.sweep() == 1
     assert await service.upkeep.sweep() == 0
     assert await service.sums() == (HOLD, 0)
-    assert await service.release(request.api_call_id) == EXPIRED
+    assert await service.release(request) == EXPIRED
     assert (await service.settle(request.api_call_id, 1, 1)).late
 
 
-async def test_an_unknown_hold_is_not_found(service: Service) -> None:
-    unknown = api.ReleaseRequest(api_call_id=str(new_id()), project_id=str(service.project))
-    error = await service.system.refusal(service.system.billing.Release, unknown)
+async def test_a_settle_without_a_hold_is_not_found(service: Service) -> None:
+    unknown = api.SettleRequest(api_call_id=str(new_id()), project_id=str(service.project))
+    error = await service.system.refusal(service.system.billing.Settle, unknown)
     assert (error.reason, error.metadata) == ("NOT_FOUND", {"kind": "hold"})
 
 
@@ -186,7 +199,27 @@ async def test_a_hold_that_is_refused_takes_no_unit(service: Service) -> None:
     assert reasons(await outcomes(service, [service.ask()])) == []
 
 
-@pytest.mark.parametrize("field", ["api_call_id", "project_id", "run_id", "thread_id", "user_id", "model"])
+@pytest.mark.parametrize("field", IDENTITY)
 async def test_a_request_with_a_part_missing_is_refused(service: Service, field: str) -> None:
-    error = await service.system.refusal(service.system.billing.PlaceHold, service.ask(**{field: ""}))
+    billing = service.system.billing
+    error = await service.system.refusal(billing.PlaceHold, service.ask(**{field: ""}))
     assert (error.reason, error.metadata) == ("INVALID_OPTIONS", {"field": field})
+    error = await service.system.refusal(billing.Release, release_of(service.ask(), **{field: ""}))
+    assert (error.reason, error.metadata) == ("INVALID_OPTIONS", {"field": field})
+
+
+@pytest.mark.parametrize("field", [field for field in IDENTITY if field.endswith("_id") and field != "user_id"])
+async def test_an_id_that_is_no_uuid_is_refused(service: Service, field: str) -> None:
+    billing = service.system.billing
+    for request, method in (
+        (service.ask(**{field: "7"}), billing.PlaceHold),
+        (release_of(service.ask(), **{field: "7"}), billing.Release),
+    ):
+        error = await service.system.refusal(method, request)
+        assert (error.reason, error.metadata) == ("INVALID_OPTIONS", {"field": field})
+
+
+async def test_an_entry_tells_the_message_its_call_was_made_for(service: Service) -> None:
+    request = service.ask()
+    await service.place(request)
+    assert (await service.settle(request.api_call_id, 1, 1)).message_id == request.message_id

@@ -14,6 +14,9 @@ from services.billing.migrate import main
 from services.billing.schema import SCHEMA, Base
 from tests.contract.billing.harness import Service
 from tests.support import databases
+from threadloom.billing.v1.billing_service_pb2 import SetQuotaRequest, SetTermsRequest
+from threadloom.billing.v1.price_pb2 import Terms
+from threadloom.common.v1.money_pb2 import Money
 
 SETTINGS = (
     "SELECT set_config('app.project', %s, false), set_config('app.user', %s, false), set_config('app.role', %s, false)"
@@ -29,6 +32,7 @@ async def filled(service: Service) -> Service:
     await service.settle(request.api_call_id, 1, 1)
     await service.quota(10**9)
     await service.cap(10**9)
+    await service.role.call(service.role.billing.SetTerms, SetTermsRequest(terms=Terms(credits_per_usd=5)))
     return service
 
 
@@ -66,9 +70,9 @@ async def test_each_caller_sees_its_own_and_nobody_without_settings(
         alice = seen(connection, callers["alice"])
         assert alice["accounts"] == 3
         assert [alice[table] for table in ("holds", "cost_ledger", "quotas")] == [1, 1, 1]
-        assert (alice["spend_caps"], alice["rate_windows"]) == (0, 0)
+        assert [alice[table] for table in ("spend_caps", "rate_windows", "project_terms")] == [0, 0, 0]
         role = seen(connection, callers["role"])
-        assert (role["accounts"], role["spend_caps"], role["rate_windows"]) == (6, 1, 0)
+        assert [role[table] for table in ("accounts", "spend_caps", "project_terms", "rate_windows")] == [6, 1, 1, 0]
         connection.execute(SETTINGS.encode(), ["", "", "service"])
         assert seen(connection, None)["accounts"] == 0
 
@@ -118,9 +122,22 @@ async def test_a_user_sets_no_limit_and_a_project_none_of_another(
         for statement in (
             f"INSERT INTO billing.spend_caps VALUES ('{other}', 'day', 1)",
             f"INSERT INTO billing.quotas VALUES ('{other}', 'alice', 'day', 1)",
+            f"INSERT INTO billing.project_terms VALUES ('{other}', 1, 1)",
             "INSERT INTO billing.model_prices VALUES ('00000000-0000-0000-0000-000000000000', 'm', '')",
         ):
             assert refusal(connection, statement) == "InsufficientPrivilege", statement
+
+
+async def test_a_user_sees_the_quota_of_everybody_and_changes_it_no_more_than_its_own(
+    filled: Service, request_url: str, callers: dict[str, Caller]
+) -> None:
+    request = SetQuotaRequest(period=1, limit=Money(nano_usd=7))  # type: ignore[arg-type]
+    await filled.role.call(filled.role.billing.SetQuota, request)
+    with psycopg.connect(request_url, autocommit=True) as connection:
+        assert [seen(connection, callers[who])["quotas"] for who in ("alice", "bob", "alice elsewhere")] == [2, 1, 0]
+        seen(connection, callers["bob"])
+        assert refusal(connection, "UPDATE billing.quotas SET limit_nano = 0") == "0 rows"
+        assert refusal(connection, "DELETE FROM billing.quotas") == "0 rows"
 
 
 async def test_the_engine_role_reads_the_books_and_writes_no_entry(filled: Service, engine_url: str) -> None:
@@ -130,8 +147,11 @@ async def test_the_engine_role_reads_the_books_and_writes_no_entry(filled: Servi
         assert {table for table, rows in found.items() if rows is None} == set(TABLES) - {
             "accounts", "cost_ledger", "holds",
         }  # fmt: skip
+        assert refusal(connection, "DELETE FROM billing.holds WHERE status <> 'open'") == "1 rows"
+        await filled.place(filled.ask())
+        assert refusal(connection, "DELETE FROM billing.holds") == "0 rows"  # an open one is money
         for statement in (
-            *FORBIDDEN,
+            *(statement for statement in FORBIDDEN if statement != "DELETE FROM billing.holds"),
             "INSERT INTO billing.cost_ledger SELECT * FROM billing.cost_ledger",
             "UPDATE billing.accounts SET spent_nano = 0",
             "SET ROLE threadloom_billing",

@@ -11,7 +11,10 @@ from tests.contract.billing.harness import NANO, Service
 from threadloom.billing.v1 import billing_service_pb2 as api
 
 EXPIRE = "UPDATE billing.holds SET expires_at = clock_timestamp() WHERE api_call_id = %s"
-ENDS = ("settle", "release", "release then settle", "both at once", "expire", "expire then settle")
+ENDS = (
+    *("settle", "release", "release then settle", "both at once", "expire", "expire then settle"),
+    *("release while it is placed", "barred", "barred then settle"),
+)
 
 
 @dataclass(frozen=True)
@@ -41,21 +44,26 @@ async def live(service: Service, life: Life, spent: list[int]) -> None:
     """One call's life; adds what it cost. Its tokens stay within the hold."""
     request = service.ask(user_id=life.user, max_output_tokens=life.most, min_output_tokens=life.least)
     id = request.api_call_id
-    granted = await placed(service, request, life.times)
+    if life.end.startswith("barred"):
+        await asyncio.gather(*(service.release(request) for _ in range(life.times)))
+    work = [placed(service, request, life.times)]
+    if life.end == "release while it is placed":
+        work.append(service.release(request))
+    granted = (await asyncio.gather(*work))[0]
     if granted is None:
         return
     tokens = request.input_tokens_max, min(life.used, granted)
     match life.end:
         case "release" | "release then settle":
-            await asyncio.gather(*(service.release(id) for _ in range(life.times)))
+            await asyncio.gather(*(service.release(request) for _ in range(life.times)))
         case "expire" | "expire then settle":
             await service.rows(EXPIRE, id)
             await service.upkeep.sweep()
-    if life.end in ("release", "expire"):
+    if life.end in ("release", "expire", "release while it is placed", "barred"):
         return
     work = [service.settle(id, *tokens) for _ in range(life.times)]
     if life.end == "both at once":
-        work.append(service.release(id))
+        work.append(service.release(request))
     await asyncio.gather(*work)
     spent.append(NANO * sum(tokens))
 

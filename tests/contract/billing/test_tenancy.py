@@ -8,13 +8,16 @@ from google.protobuf.message import Message
 
 from kit.errors import ServiceError
 from kit.ids import new_id
-from tests.contract.billing.harness import RATES, Service
+from tests.contract.billing.harness import RATES, Service, release_of
 from threadloom.billing.v1 import billing_service_pb2 as api
+from threadloom.billing.v1.hold_pb2 import HoldState
+from threadloom.billing.v1.price_pb2 import Terms
 from threadloom.billing.v1.usage_pb2 import Period
 from threadloom.common.v1.money_pb2 import Money
 
 LIMIT = Money(nano_usd=5)
 DAY = Period.PERIOD_DAY
+TERMS = Terms(credits_per_usd=5)
 # What is sent about alice of the project, and who of these gets an answer. Everybody else gets FORBIDDEN.
 CALLERS = {"alice", "bob", "role", "alice elsewhere", "role elsewhere", "system"}
 MOVERS, ADMINS, READERS = {"system"}, {"system", "role"}, {"system", "role", "alice"}
@@ -32,7 +35,7 @@ def price_of_project(service: Service, _: str) -> Message:
 TABLE: dict[str, tuple[Build, set[str]]] = {
     "PlaceHold": (lambda service, _: service.ask(), MOVERS),
     "Settle": (lambda service, id: api.SettleRequest(api_call_id=id, project_id=str(service.project)), MOVERS),
-    "Release": (lambda service, id: api.ReleaseRequest(api_call_id=id, project_id=str(service.project)), MOVERS),
+    "Release": (lambda service, _: release_of(service.ask()), MOVERS),
     "SetPrice": (price_of_project, ADMINS),
     "ListPrices": (lambda service, _: api.ListPricesRequest(project_id=str(service.project)), READERS | {"bob"}),
     "SetQuota": (quota_of_alice, ADMINS),
@@ -40,6 +43,8 @@ TABLE: dict[str, tuple[Build, set[str]]] = {
     "SetCap": (lambda service, _: api.SetCapRequest(project_id=str(service.project), period=DAY, limit=LIMIT), ADMINS),
     "GetCap": (lambda service, _: api.GetCapRequest(project_id=str(service.project)), ADMINS),
     "GetUsage": (lambda service, _: api.GetUsageRequest(project_id=str(service.project), user_id="alice"), READERS),
+    "SetTerms": (lambda service, _: api.SetTermsRequest(project_id=str(service.project), terms=TERMS), ADMINS),
+    "GetTerms": (lambda service, _: api.GetTermsRequest(project_id=str(service.project)), ADMINS),
     "ListLedger": (lambda service, _: api.ListLedgerRequest(project_id=str(service.project), user_id="alice"), READERS),
 }  # fmt: skip
 
@@ -67,13 +72,12 @@ async def test_only_those_of_the_table_get_an_answer(service: Service, name: str
 async def test_others_cannot_settle_under_a_project_of_their_own(service: Service) -> None:
     request = service.ask()
     await service.place(request)
-    for message in (
-        api.SettleRequest(api_call_id=request.api_call_id, project_id=str(new_id())),
-        api.ReleaseRequest(api_call_id=request.api_call_id, project_id=str(new_id())),
-    ):
-        name = "Settle" if isinstance(message, api.SettleRequest) else "Release"
-        error = await service.system.refusal(getattr(service.system.billing, name), message)
-        assert error.reason == "NOT_FOUND"
+    billing, elsewhere = service.system.billing, str(new_id())
+    settle = api.SettleRequest(api_call_id=request.api_call_id, project_id=elsewhere)
+    assert (await service.system.refusal(billing.Settle, settle)).reason == "NOT_FOUND"
+    release = release_of(request, project_id=elsewhere)
+    assert (await service.system.refusal(billing.Release, release)).reason == "IDEMPOTENCY_KEY_REUSED"
+    assert (await service.place(request)).state == HoldState.HOLD_STATE_OPEN
 
 
 async def test_a_user_sees_its_own_entries_and_a_project_all(service: Service) -> None:

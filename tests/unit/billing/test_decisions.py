@@ -2,14 +2,12 @@
 
 from datetime import date
 
-import genai_prices
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.errors import ServiceError
 from kit.pricing import Prices, Rates, upper_bound
-from services.billing.catalogue import published_rates
 from services.billing.domain.closing import OPEN, release, settle
 from services.billing.domain.granting import Grant, Limit, Wish, grant, wait_for_window
 from services.billing.domain.periods import accounts, start_of
@@ -68,15 +66,3 @@ def test_periods_begin_in_utc_and_accounts_are_sorted() -> None:
     keys = accounts(("", "zoe"), day)
     assert keys == sorted(keys)
     assert len(keys) == 6
-
-
-def test_an_unknown_model_has_no_published_rates() -> None:
-    assert published_rates("nobodys-model") is None
-
-
-@pytest.mark.parametrize("model", ["gpt-5-mini", "gpt-4o", "claude-sonnet-4-5", "gemini-2.5-pro"])
-def test_the_published_rates_are_those_of_the_list(model: str) -> None:
-    rates = published_rates(model)
-    assert rates is not None
-    listed = genai_prices.calc_price(genai_prices.Usage(input_tokens=10**6), model).total_price
-    assert rates.prices_for(10**6).input == listed * 10**9

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from kit.errors import ServiceError
 from services.conversation import translate
 from services.conversation.domain import endings, events
-from services.conversation.domain.fold import RunState, add_usage
+from services.conversation.domain.fold import RunState
+from services.conversation.domain.usage import add_usage
 from services.conversation.store.messages import MessageRow
 from tests.unit.conversation.logs import continued_runs, finished_runs, fold, numbered, text_left, thinking, usage
+from threadloom.common.v1.money_pb2 import Money
 from threadloom.conversation.v1.message_pb2 import Usage
 from threadloom.conversation.v1.run_event_pb2 import RetryTrace, RunEvent
 
@@ -36,6 +38,9 @@ def a_streaming_row(text: str, text_seq: int) -> MessageRow:
         tokens_out=0,
         thinking_tokens=0,
         cached_tokens=0,
+        cache_write_tokens=0,
+        cost_nano=0,
+        cost_credits=0,
         usage_estimated=False,
         latency_ms=0,
         finish_reason="",
@@ -87,13 +92,16 @@ def test_closing_what_is_open_balances_a_log_cut_anywhere(
     log = made[0][: data.draw(st.integers(1, len(made[0]) - 1))]
     state = fold(log)
     text = state.text
-    told = endings.close_open(state, Usage(estimated=True), endings.CANCELLED)
-    told.append(endings.finish(endings.CANCELLED, "m", 1.0))
+    before, consumed = state.usage, Usage(output_tokens=3, cost=Money(nano_usd=5), estimated=True)
+    told, untold = endings.close_open(state, consumed, endings.CANCELLED)
+    told.append(endings.finish(endings.CANCELLED, "m", 1.0, untold))
     for event in numbered(told, state.last_seq + 1):
-        endings.complete(state, event)
+        endings.complete(state, event, 1_000_000_000)
         state.apply(event)
     assert state.is_over
     assert state.text == text
+    assert state.usage == add_usage(before, consumed)  # once, whether a step tells it or the end alone
+    assert state.cost_credits == state.usage.cost.nano_usd
 
 
 @given(continued_runs())
@@ -148,7 +156,7 @@ def test_the_usage_of_superseded_steps_is_in_the_total() -> None:
     ]
     state = fold(numbered(log))
     end = endings.finish("stop", "m", 1.0)
-    endings.complete(state, end)
+    endings.complete(state, end, 0)
     assert end.run_finished.usage == Usage(
         input_tokens=13, output_tokens=25, thinking_tokens=2, cached_tokens=1, estimated=True
     )
@@ -158,7 +166,7 @@ def test_the_usage_of_superseded_steps_is_in_the_total() -> None:
 def test_the_end_repeats_the_text_only_when_something_was_superseded() -> None:
     state = fold(numbered([events.run_started("u", "m"), events.reply_started("m", "p", 1)]))
     end = endings.finish("stop", "m", 1.0)
-    endings.complete(state, end)
+    endings.complete(state, end, 0)
     assert not end.run_finished.HasField("text")
     assert (end.run_finished.model, end.run_finished.provider) == ("m", "p")
 
@@ -173,7 +181,7 @@ def test_retries_are_counted_and_traces_left_open_are_listed() -> None:
         events.thinking_delta("evt_002", "hm"),
     ]
     state = fold(numbered(log))
-    assert (state.retries, state.open_trace_ids(), state.thinking_chars) == (1, ["evt_002"], 2)
+    assert (state.retries, state.open_trace_ids(), state.step_thinking) == (1, ["evt_002"], "hm")
     told = endings.supersede(state, Usage())
     assert [events.kind_of(event) for event in told] == [
         "trace_ended",
@@ -204,8 +212,5 @@ def test_adding_usage_adds_every_figure() -> None:
     first = Usage(input_tokens=1, output_tokens=2, thinking_tokens=3, cached_tokens=4)
     assert add_usage(first, usage(7)) == Usage(input_tokens=2, output_tokens=9, thinking_tokens=3, cached_tokens=4)
     assert add_usage(first, Usage(estimated=True)).estimated
-
-
-def test_an_estimate_rounds_up_and_counts_thinking_as_output() -> None:
-    found = endings.estimated_usage(input_text_chars=9, text_chars=5, thinking_chars=1)
-    assert found == Usage(input_tokens=3, output_tokens=3, thinking_tokens=1, estimated=True)
+    paid = Usage(cost=Money(nano_usd=7), cache_write_tokens=5)
+    assert add_usage(paid, paid) == Usage(cost=Money(nano_usd=14), cache_write_tokens=10)

@@ -7,7 +7,7 @@ of the ring; it neither makes nor removes one, and does not change when one was 
 from alembic import op
 
 revision = "0003"
-down_revision = "0001"
+down_revision = "0002"
 
 REQUEST = "threadloom_conversation"
 ENGINE = "threadloom_conversation_engine"
