@@ -222,8 +222,8 @@ class Stack:
             prices.set_price(model, DEMO_RATES)
             return
         self.say(
-            f"No price is known for the model {model}, so its runs will be refused (MODEL_NOT_PRICED). Set one, in USD "
-            f"per million tokens, 0 for a model of your own: make price MODEL={shlex.quote(model)} IN=0.15 OUT=0.60"
+            f"The model {model} has no price, so its runs are refused (MODEL_NOT_PRICED) until you set one, in USD per "
+            f"million tokens; 0 will do: make price MODEL={shlex.quote(model)} IN=0.15 OUT=0.60"
         )
 
     def _first_thread(self) -> str:

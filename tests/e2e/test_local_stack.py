@@ -15,6 +15,9 @@ import pytest
 from deploy.local.placement import temporary_folder
 from deploy.local.ports import free_port
 from deploy.local.processes import wait_until
+from deploy.local.settings import DEMO_MODEL
+from kit.money import NANO_PER_USD
+from tests.support.billing import Billing
 from tests.support.http import Client
 from tests.support.local_stack import LocalStack, run_command, stack_environ, still_there
 
@@ -26,8 +29,8 @@ needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is no
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[LocalStack]:
-    """One running stack with two replicas of each service. Tests leave it running."""
-    with temporary_folder() as folder, LocalStack(folder, THREADLOOM_REPLICAS="conversation=2,gateway=2") as running:
+    """One running stack with as many replicas as it has by default. Tests leave it running."""
+    with temporary_folder() as folder, LocalStack(folder) as running:
         yield running.wait_ready()
 
 
@@ -55,16 +58,18 @@ def test_the_stack_file_is_private_and_complete(stack: LocalStack) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert file["http"][0] == f"http://127.0.0.1:{stack.port}"
     assert len(file["http"]) == len(file["grpc"]["conversation"]) == 2
+    assert len(file["grpc"]["billing"]) == 1
     assert file["project"] == "default"
     assert set(file["tokens"]) == {"alice", "bob"}
     assert {"postgres", "nats", "provider", "anon_key", "service_key", "jwt_secret"} <= set(file)
     services = {name: len(pids) for name, pids in file["pids"].items()}
-    assert services == {"stack": 1, "postgres": 1, "nats": 1, "provider": 1, "conversation": 2, "gateway": 2}
+    servers = {"stack": 1, "postgres": 1, "nats": 1, "provider": 1}
+    assert services == {**servers, "billing": 1, "conversation": 2, "gateway": 2}
     with psycopg.connect(file["postgres"]) as connection:
         assert connection.execute("SELECT current_setting('fsync')").fetchone() == ("on",)
 
 
-@pytest.mark.parametrize("service", ["conversation", "gateway", "nats", "postgres", "provider"])
+@pytest.mark.parametrize("service", ["billing", "conversation", "gateway", "nats", "postgres", "provider"])
 async def test_a_killed_process_is_started_again_and_the_stack_goes_on(stack: LocalStack, service: str) -> None:
     pid = stack.file()["pids"][service][0]
     os.kill(pid, signal.SIGKILL)
@@ -97,6 +102,94 @@ def test_projects_and_tokens_are_made_on_the_running_stack(stack: LocalStack) ->
     assert (unknown.returncode, "make project NAME=nowhere" in unknown.stderr) == (1, True)
 
 
+def set_prices(stack: LocalStack, project: str = "") -> dict[tuple[str, str], tuple[int, int]]:
+    """(input, output) in nano-USD per million tokens of each price that was set, by model and project."""
+    file = stack.file()
+    with Billing(file["grpc"]["billing"][0], file["service_credential"]) as billing:
+        prices = billing.prices(project)
+    return {
+        (price.model, price.project_id): (price.rates.base.input.nano_usd, price.rates.base.output.nano_usd)
+        for price in prices
+    }
+
+
+def test_the_demo_model_has_a_price_and_further_ones_are_set_for_all_or_for_one_project(stack: LocalStack) -> None:
+    project = stack.file()["project_id"]
+    assert set_prices(stack)[DEMO_MODEL, ""] == (150_000_000, 600_000_000)
+    words = ("gpt-x", "--in=0.25", "--out=1.000000001", "--cached=0.1", "--cache-write=", "--fee=0.01", "--project=")
+    made = run_command(stack.environ, "price", *words)
+    assert made.returncode == 0, made.stderr
+    assert all(word in made.stdout for word in ("gpt-x", "every", "0.25 USD", "0.1", "1.000000001", "0.01 USD"))
+    assert run_command(stack.environ, "price", "gpt-x", "--in=2", "--out=3", "--project=default").returncode == 0
+    prices = set_prices(stack, project)
+    assert prices["gpt-x", ""] == (250_000_000, 1_000_000_001)
+    assert prices["gpt-x", project] == (2 * NANO_PER_USD, 3 * NANO_PER_USD)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "make price MODEL=gpt-x IN=0.15 OUT=0.60"),
+        (("gpt-x", "--in=1"), "OUT must be given"),
+        (("gpt-x", "--in=1e5", "--out=1"), "IN=1e5: must be USD"),
+        (("gpt-x", "--in=1", "--out=1", "--cached=0.0000000001"), "CACHED=0.0000000001: must be USD"),
+        (("gpt-x", "--in=1", "--out=100001"), "OUT=100001: must be 0 to 100,000 USD"),
+        (("gpt-x", "--in=1", "--out=1", "--project=nowhere"), "make project NAME=nowhere"),
+        (("g" * 201, "--in=1", "--out=1"), "model must be 1 to 200"),
+    ],
+)
+def test_a_price_that_cannot_be_set_is_refused_with_a_reason(
+    stack: LocalStack, words: tuple[str, ...], said: str
+) -> None:
+    refused = run_command(stack.environ, "price", *words)
+    assert (refused.returncode, said in refused.stderr) == (1, True), refused.stderr
+
+
+def test_prices_and_keys_need_a_stack_that_runs(tmp_path: Path) -> None:
+    environ = stack_environ(tmp_path, free_port())
+    for words in (("price", "gpt-x", "--in=1", "--out=1"), ("provider-key", "openai")):
+        refused = run_command(environ, *words)
+        assert (refused.returncode, "make run" in refused.stderr) == (1, True)
+
+
+def test_a_provider_key_comes_through_stdin_and_is_kept_sealed_until_it_is_removed(stack: LocalStack) -> None:
+    key = "sk-of-the-project-acme"
+    kept = run_command(stack.environ, "provider-key", "openai", sent=f"{key}\n")
+    assert kept.returncode == 0, kept.stderr
+    assert key not in kept.stdout + kept.stderr
+    with psycopg.connect(stack.file()["postgres"], autocommit=True) as connection:
+        query = "SELECT * FROM conversation.provider_keys"
+        ((*columns,),) = connection.execute(query).fetchall()
+        assert not any(key.encode() in (bytes(one) if isinstance(one, bytes) else str(one).encode()) for one in columns)
+        assert run_command(stack.environ, "provider-key", "openai", "--remove").returncode == 0
+        assert connection.execute(query).fetchall() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "sent", "said"),
+    [
+        ((), "sk-some-key", "PROVIDER=openai"),
+        (("openai",), "", "No key came"),
+        (("openai",), "short", "api_key"),
+        (("acme-models",), "sk-some-key", "provider"),
+        (("openai", "nowhere"), "sk-some-key", "make project NAME=nowhere"),
+    ],
+)
+def test_a_provider_key_that_cannot_be_kept_is_refused_with_a_reason(
+    stack: LocalStack, words: tuple[str, ...], sent: str, said: str
+) -> None:
+    refused = run_command(stack.environ, "provider-key", *words, sent=sent)
+    assert (refused.returncode, said in refused.stderr) == (1, True), refused.stderr
+
+
+def test_a_model_without_a_price_is_named_at_the_start() -> None:
+    settings = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "THREADLOOM_MODEL": "my-own"}
+    with temporary_folder() as folder, LocalStack(folder, **settings, THREADLOOM_REPLICAS="billing=2") as stack:
+        stack.wait_ready()
+        assert "make price MODEL=my-own IN=" in stack.output()
+        assert len(set(stack.file()["grpc"]["billing"])) == len(stack.file()["pids"]["billing"]) == 2
+
+
 def test_reset_refuses_while_the_stack_runs(stack: LocalStack) -> None:
     refused = run_command(stack.environ, "reset")
     assert (refused.returncode, "make stop" in refused.stderr) == (1, True)
@@ -120,6 +213,8 @@ async def test_sigterm_stops_all_and_a_second_run_finds_its_data() -> None:
             async with client_of(first) as client:
                 conversation = await client.create_conversation(title="Kept")
                 answer = await client.ask(conversation, "Hello!")
+            # The price a person set is not taken back by the next start.
+            assert run_command(first.environ, "price", DEMO_MODEL, "--in=7", "--out=8").returncode == 0
             keys, processes = first.file()["anon_key"], first.processes()
             assert len(processes) > 6  # Postgres has children
             assert first.stop(STOP_SECONDS) == 0
@@ -128,6 +223,7 @@ async def test_sigterm_stops_all_and_a_second_run_finds_its_data() -> None:
         with LocalStack(folder) as second:
             second.wait_ready()
             assert second.file()["anon_key"] == keys
+            assert set_prices(second) == {(DEMO_MODEL, ""): (7 * NANO_PER_USD, 8 * NANO_PER_USD)}
             async with client_of(second) as client:
                 texts = [message["content"] for message in await client.messages(conversation)]
             assert answer.text in texts

@@ -13,7 +13,7 @@ from kit.channels import call_metadata
 from kit.ids import new_id
 from threadloom.billing.v1 import billing_service_pb2 as api
 from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
-from threadloom.billing.v1.price_pb2 import Rates, TokenPrices
+from threadloom.billing.v1.price_pb2 import Price, Rates, TokenPrices
 from threadloom.billing.v1.usage_pb2 import LedgerEntry, Period, PeriodUsage
 from threadloom.common.v1.money_pb2 import Money
 
@@ -55,18 +55,25 @@ class Billing:
         """Sets a model's price, for every project unless one is named."""
         self._call(self._stub.SetPrice, api.SetPriceRequest(model=model, rates=rates, project_id=project))
 
-    def set_quota(self, project: str, user: str, nano: int | None, period: Period = Period.PERIOD_TOTAL) -> None:
+    def prices(self, project: str = "") -> list[Price]:
+        """The prices that were set for every project, and those of one if it is named; the first 200."""
+        request = api.ListPricesRequest(project_id=project, page_size=PAGE_SIZE)
+        return list(self._call(self._stub.ListPrices, request).prices)
+
+    def set_quota(
+        self, project: str, user: str, nano: int | None, period: "Period.ValueType" = Period.PERIOD_TOTAL
+    ) -> None:
         """Sets a user's quota in nano-USD; None removes it."""
         limit = None if nano is None else Money(nano_usd=nano)
         request = api.SetQuotaRequest(project_id=project, user_id=user, period=period, limit=limit)
         self._call(self._stub.SetQuota, request)
 
-    def set_cap(self, project: str, nano: int | None, period: Period = Period.PERIOD_TOTAL) -> None:
+    def set_cap(self, project: str, nano: int | None, period: "Period.ValueType" = Period.PERIOD_TOTAL) -> None:
         """Sets a project's cap in nano-USD; None removes it."""
         limit = None if nano is None else Money(nano_usd=nano)
         self._call(self._stub.SetCap, api.SetCapRequest(project_id=project, period=period, limit=limit))
 
-    def usage(self, project: str, user: str = "") -> dict[Period, PeriodUsage]:
+    def usage(self, project: str, user: str = "") -> "dict[Period.ValueType, PeriodUsage]":
         """What a user, or the whole project, spent and has held in the periods that run now."""
         answer = self._call(self._stub.GetUsage, api.GetUsageRequest(project_id=project, user_id=user))
         return {usage.period: usage for usage in answer.periods}

@@ -24,10 +24,14 @@ def stack_environ(data_dir: Path, port: int, **settings: str) -> dict[str, str]:
     return {**kept, "THREADLOOM_DATA_DIR": str(data_dir), "THREADLOOM_PORT": str(port), **settings}
 
 
-def run_command(environ: dict[str, str], *arguments: str, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
-    """Runs a command of the local stack to its end."""
+def run_command(
+    environ: dict[str, str], *arguments: str, sent: str = "", seconds: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command of the local stack to its end. `sent` is what it reads from stdin."""
     command = [sys.executable, "-m", "deploy.local", *arguments]
-    return subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
+    return subprocess.run(
+        command, env=environ, cwd=ROOT, input=sent, capture_output=True, text=True, timeout=seconds, check=False
+    )
 
 
 class LocalStack:

@@ -1,5 +1,6 @@
 """The data folder: its lock, its private files, its logs, its deletion."""
 
+import base64
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from deploy.local.logs import Tail
 from deploy.local.private_files import read_json, write_json
 from deploy.local.processes import StackError
 from deploy.local.reset import reset
-from deploy.local.secret_file import ProjectKeys, SecretFile
+from deploy.local.secret_file import PASSWORDS, ProjectKeys, SecretFile
 
 KEYS = ProjectKeys("id", "default", "anon", "service", "secret")
 
@@ -36,8 +37,23 @@ def test_secrets_survive_and_only_their_owner_reads_them(folder: DataFolder) -> 
     again = SecretFile(folder.secrets)
     assert again.password("postgres") == first.password("postgres")
     assert again.project("own") == KEYS
+    assert again.key_ring == first.key_ring
     assert again.project("elsewhere:5432/db") is None
     assert folder.secrets.stat().st_mode & 0o777 == 0o600
+
+
+def test_each_secret_is_another_and_the_key_ring_is_one_key_of_32_bytes(folder: DataFolder) -> None:
+    found = SecretFile(folder.secrets)
+    assert len({found.password(name) for name in (*PASSWORDS, "service_credential")}) == len(PASSWORDS) + 1
+    name, _, key = found.key_ring.partition(":")
+    assert (name, len(base64.b64decode(key, validate=True))) == ("k1", 32)
+
+
+def test_secrets_that_came_later_are_added_to_an_older_file(folder: DataFolder) -> None:
+    write_json(folder.secrets, {"postgres": "old", "request_role": "older"})
+    found = SecretFile(folder.secrets)
+    assert (found.password("postgres"), found.password("request_role")) == ("old", "older")
+    assert found.password("billing_request_role") == SecretFile(folder.secrets).password("billing_request_role")
 
 
 def test_a_damaged_secret_file_is_not_replaced(folder: DataFolder) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.local.processes import Program, StackError, born, run_to_end, wait_until
+from deploy.local.processes import Program, StackError, born, run_all_to_end, run_to_end, wait_until
 from deploy.local.supervisor import Supervisor, end_leftovers
 
 SECONDS = 10.0
@@ -85,6 +85,15 @@ def test_leftovers_of_a_killed_supervisor_are_ended_by_the_next_one(tmp_path: Pa
     assert said == [f"Ending a process the last run left behind (pid {child.pid})"]
     end_leftovers(record, said.append)
     assert len(said) == 1
+
+
+def test_programs_that_run_together_are_all_waited_for_and_the_failed_one_is_named(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    slow = a_program(tmp_path, "migrate-a", f"import time; time.sleep(0.5); open({str(done)!r}, 'w')")
+    wrong = a_program(tmp_path, "migrate-b", "raise SystemExit('no such table')")
+    with pytest.raises(StackError, match="migrate-b ended with code 1"):
+        run_all_to_end([slow, wrong], SECONDS)
+    assert done.exists()
 
 
 def test_a_program_that_fails_is_reported_with_its_last_words(tmp_path: Path) -> None:
