@@ -146,7 +146,7 @@ class OwnUsage(Struct):
 
 
 class LedgerEntry(Struct):
-    """One model call in the books; never changed. The columns of the CSV are these fields."""
+    """One model call in the books; never changed. The columns of the CSV are these fields, new ones at the end."""
 
     api_call_id: Id
     created_at: Annotated[Time, Meta(description="When it was booked.")]
