@@ -89,9 +89,6 @@ def compose(script: Script, body: dict[str, Any], turn: Turn, number: int, creat
         said = longest_within(text, limit - count_tokens("".join(thought)))
         if (thought, said) != (reasoning, text):
             reasoning, text, calls, finish = thought, said, (), "length"
-    thinking = count_tokens("".join(reasoning))
-    arguments = sum(count_tokens(call.name + "".join(call.pieces)) for call in calls)
-    spent = thinking + count_tokens("".join(text)) + arguments
     return Reply(
         id=f"chatcmpl-fake-{number}",
         model=body["model"],
@@ -100,7 +97,7 @@ def compose(script: Script, body: dict[str, Any], turn: Turn, number: int, creat
         text=text,
         tool_calls=calls,
         finish=finish,
-        usage=_usage(script, turn, spent, thinking),
+        usage=_usage(script, turn, reasoning, text, calls),
         shows_usage=_shows_usage(script, body),
     )
 
@@ -143,9 +140,16 @@ def _shows_usage(script: Script, body: dict[str, Any]) -> bool:
     return not body.get("stream") or bool((body.get("stream_options") or {}).get("include_usage"))
 
 
-def _usage(script: Script, turn: Turn, spent: int, reasoned: int) -> dict[str, Any]:
+def _usage(
+    script: Script, turn: Turn, reasoning: tuple[str, ...], text: tuple[str, ...], calls: tuple[ToolCall, ...]
+) -> dict[str, Any]:
+    """Counts only what the script does not fix: a text of megabytes takes a while."""
+    reasoned = count_tokens("".join(reasoning))
     prompt = script.prompt_tokens if script.prompt_tokens >= 0 else turn.prompt_tokens
-    completion = script.completion_tokens if script.completion_tokens >= 0 else spent
+    completion = script.completion_tokens
+    if completion < 0:
+        arguments = sum(count_tokens(call.name + "".join(call.pieces)) for call in calls)
+        completion = reasoned + count_tokens("".join(text)) + arguments
     thought = script.reasoning_tokens if script.reasoning_tokens >= 0 else reasoned
     return {
         "prompt_tokens": prompt,

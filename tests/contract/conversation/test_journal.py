@@ -140,8 +140,9 @@ async def test_a_slow_database_does_not_count_as_a_silent_provider(
             THREADLOOM_MODEL_IDLE_SECONDS="0.4",
         )
         thread = await service.alice.thread()
-        provider.script(chunks=60, size=50_000, gate="g", gate_at=1)  # 3 MB: more than is read ahead
-        run = await service.alice.run(thread, "hello").until(lambda reading: reading.text)
+        # 3 MB: more than is read ahead. The fake must not take its time to count them.
+        provider.script(chunks=60, size=50_000, gate="g", gate_at=1, unlimited=1, completion_tokens=100)
+        run = await service.alice.run(thread, "hello", max_output_tokens=1_000_000).until(lambda reading: reading.text)
         proxy.cut()
         provider.open_gate("g")
         await asyncio.wait({run.task}, timeout=1.2)
