@@ -15,7 +15,7 @@ CREDITS_PER_USD_MAX = 1_000_000_000
 # One text for each amount: no plus, no leading zeros, no minus zero.
 USD_TEXT = re.compile(r"(-?)(0|[1-9][0-9]*)\.([0-9]{9})")
 # What people write: 5, 0.15, 007.5. No sign, exponent, blank or separator, and never a rounding.
-WRITTEN_USD = re.compile(r"0*([0-9]+)(?:\.([0-9]{1,9}))?")
+WRITTEN_USD = re.compile(r"([0-9]+)(?:\.([0-9]{1,9}))?")
 
 
 def format_usd(nano: int) -> str:
@@ -46,10 +46,10 @@ def read_usd(text: str) -> int:
     found = WRITTEN_USD.fullmatch(text)
     if found is None:
         raise ValueError("must be USD in plain digits with at most 9 decimals, such as 0.15")
-    whole, decimals = found.groups()
+    whole, decimals = found[1].lstrip("0"), found[2] or ""
     if len(whole) > len(str(NANO_MAX)):  # Python refuses to read thousands of digits
         raise ValueError("is more than an amount can hold")
-    nano = int(whole) * NANO_PER_USD + int((decimals or "").ljust(9, "0"))
+    nano = int(whole or "0") * NANO_PER_USD + int(decimals.ljust(9, "0"))
     if nano > NANO_MAX:
         raise ValueError("is more than an amount can hold")
     return nano

@@ -32,6 +32,9 @@ LEFT = 499
 # Asked every second by machines: logged only when something is wrong, or at DEBUG.
 PROBES = frozenset(("/healthz", "/readyz", "/metrics"))
 
+# Logged by their pattern: a key pasted into the wrong place would stand in the path.
+LOGGED_BY_ROUTE = frozenset(("/v1/admin/provider-keys/{provider}",))
+
 EXCHANGE = "threadloom.exchange"
 
 
@@ -92,6 +95,7 @@ class Observe:
 
 def _report(scope: Scope, exchange: Exchange, elapsed_seconds: float) -> None:
     """The access log holds the path and nothing a client could have put a secret into."""
+    path = exchange.route if exchange.route in LOGGED_BY_ROUTE else scope["path"]
     status = exchange.status or LEFT
     method = scope["method"] if scope["method"] in METHODS else "other"
     REQUESTS.labels(exchange.route, method, status).inc()
@@ -101,7 +105,7 @@ def _report(scope: Scope, exchange: Exchange, elapsed_seconds: float) -> None:
     write(
         "request",
         method=method,
-        path=scope["path"][:LOGGED_PATH_CHARS],
+        path=path[:LOGGED_PATH_CHARS],
         status=status,
         seconds=round(elapsed_seconds, 4),
         outcome=exchange.outcome,

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
 
+from tests.fakes.counting import bill, count_tokens
+
 Outcome = Literal["open", "finished", "closed_by_client", "cut", "refused"]
 
 
@@ -28,6 +30,8 @@ class Call:
     ended: float | None = None
     outcome: Outcome = "open"
     deltas_sent: int = 0
+    prompt_tokens: int = 0
+    whole: dict[str, Any] = field(default_factory=dict)  # the usage of the whole answer
     held: str = ""  # the gate it waits at
     _pieces: list[str] = field(default_factory=list, repr=False)
     _changed: Callable[[], None] = field(default=lambda: None, repr=False)
@@ -39,6 +43,15 @@ class Call:
         if joined.isascii():
             return joined
         return joined.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+    @property
+    def bill(self) -> dict[str, int] | None:
+        """What the provider charges: tokens by kind, of a broken answer those that were sent; None if refused."""
+        if self.outcome == "refused" or not self.whole:
+            return None
+        if self.outcome == "finished":
+            return bill(self.whole)
+        return {"input": self.prompt_tokens, "output": count_tokens(self.text), "cached": 0, "reasoning": 0}
 
     def answer(self, status: int) -> None:
         self.status, self.answered = status, time.monotonic()

@@ -156,6 +156,7 @@ class FakeProvider:
             refuse(connection, call, 400, error_body(str(error), "invalid_request_error", param))
             return
         reply = compose(script, call.body, turn, call.id, int(time.time()))
+        call.prompt_tokens, call.whole = turn.prompt_tokens, reply.usage
         await play(script, reply, bool(call.body.get("stream")), connection, call, self._gates)
 
     def _script_for(self, model: str, user_text: str) -> Script:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any
 
+from tests.fakes.counting import count_tokens, longest_within, prompt_tokens
 from tests.fakes.script import Script
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -21,7 +22,7 @@ class Turn:
 
     user_text: str
     rounds_answered: int  # groups of tool results since the last user message
-    characters: int  # of all texts, for the estimate of the prompt's tokens
+    prompt_tokens: int
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Reply:
     text: tuple[str, ...]
     tool_calls: tuple[ToolCall, ...]
     finish: str
-    usage: dict[str, Any] | None
+    usage: dict[str, Any]
+    shows_usage: bool
 
 
 @dataclass(frozen=True)
@@ -55,16 +57,16 @@ class Events:
 
 
 def read_turn(messages: list[dict[str, Any]]) -> Turn:
-    user_text, rounds, characters, before = "", 0, 0, ""
+    user_text, rounds, texts, before = "", 0, [], ""
     for message in messages:
         role, text = message["role"], _text_of(message.get("content"))
-        characters += len(text)
+        texts.append(text)
         if role == "user":
             user_text, rounds = text, 0
         elif role == "tool" and before != "tool":
             rounds += 1
         before = role
-    return Turn(user_text, rounds, characters)
+    return Turn(user_text, rounds, prompt_tokens(texts))
 
 
 def _text_of(content: Any) -> str:
@@ -80,7 +82,16 @@ def compose(script: Script, body: dict[str, Any], turn: Turn, number: int, creat
     reasoning = () if script.empty else _words(f"c{number}r", script.reasoning, script.size)
     text = () if script.empty else _text(script, turn, number, asks_tools)
     calls = _tool_calls(script, body, number) if asks_tools else ()
-    spent = len(reasoning) + len(text) + sum(len(call.pieces) for call in calls)
+    finish = script.finish or ("tool_calls" if calls else "stop")
+    limit = body.get("max_completion_tokens")
+    if limit is not None and not script.unlimited:
+        thought = longest_within(reasoning, limit)
+        said = longest_within(text, limit - count_tokens("".join(thought)))
+        if (thought, said) != (reasoning, text):
+            reasoning, text, calls, finish = thought, said, (), "length"
+    thinking = count_tokens("".join(reasoning))
+    arguments = sum(count_tokens(call.name + "".join(call.pieces)) for call in calls)
+    spent = thinking + count_tokens("".join(text)) + arguments
     return Reply(
         id=f"chatcmpl-fake-{number}",
         model=body["model"],
@@ -88,8 +99,9 @@ def compose(script: Script, body: dict[str, Any], turn: Turn, number: int, creat
         reasoning=reasoning,
         text=text,
         tool_calls=calls,
-        finish=script.finish or ("tool_calls" if calls else "stop"),
-        usage=_usage(script, turn, spent, len(reasoning)) if _shows_usage(script, body) else None,
+        finish=finish,
+        usage=_usage(script, turn, spent, thinking),
+        shows_usage=_shows_usage(script, body),
     )
 
 
@@ -132,7 +144,7 @@ def _shows_usage(script: Script, body: dict[str, Any]) -> bool:
 
 
 def _usage(script: Script, turn: Turn, spent: int, reasoned: int) -> dict[str, Any]:
-    prompt = script.prompt_tokens if script.prompt_tokens >= 0 else turn.characters // 4 + 1
+    prompt = script.prompt_tokens if script.prompt_tokens >= 0 else turn.prompt_tokens
     completion = script.completion_tokens if script.completion_tokens >= 0 else spent
     thought = script.reasoning_tokens if script.reasoning_tokens >= 0 else reasoned
     return {
@@ -174,7 +186,7 @@ def reply_body(reply: Reply) -> dict[str, Any]:
         ]
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish}
     body = {"id": reply.id, "object": "chat.completion", "created": reply.created, "model": reply.model}
-    return body | {"choices": [choice]} | ({"usage": reply.usage} if reply.usage else {})
+    return body | {"choices": [choice]} | ({"usage": reply.usage} if reply.shows_usage else {})
 
 
 class EventWriter:
@@ -183,7 +195,7 @@ class EventWriter:
     def __init__(self, reply: Reply, script: Script) -> None:
         identity = {"id": reply.id, "object": "chat.completion.chunk", "created": reply.created, "model": reply.model}
         self._identity = to_json(identity).decode()[:-1]
-        self._no_usage = ',"usage":null' if reply.usage else ""
+        self._no_usage = ',"usage":null' if reply.shows_usage else ""
         self._end = "\r\n\r\n" if script.crlf else "\n\n"
         self._before = f": still here{self._end}data: " if script.comments else "data: "
 
@@ -210,7 +222,7 @@ def render_events(reply: Reply, script: Script) -> Events:
     texts += [""] * (len(deltas) - len(texts))
     role = writer.choice('{"role":"assistant","content":""}')
     ending = writer.choice("{}", _quoted(reply.finish))
-    if reply.usage:
+    if reply.shows_usage:
         ending += writer.usage(reply.usage)
     ending += writer.event("[DONE]")
     if deltas:

@@ -8,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.billing.domain.granting import Limit
-from services.billing.domain.periods import WHOLE_PROJECT, AccountKey, accounts, start_of
+from services.billing.domain.periods import PERIODS, WHOLE_PROJECT, AccountKey, accounts, start_of
 
 TODAY = text("SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date")
 # Both in the order of the key, so that two transactions never wait for each other.
@@ -18,7 +18,8 @@ ENSURE = text(
 )
 LOCK = text(
     "SELECT user_id, period, start, held_nano, spent_nano FROM billing.accounts WHERE project_id = :project"
-    " AND user_id = :user AND period = :period AND start = :start FOR UPDATE"
+    " AND user_id IN ('', :user) AND (period, start) IN (('day', :day), ('month', :month), ('total', :total))"
+    ' ORDER BY user_id COLLATE "C", period, start FOR UPDATE'
 )
 MOVE = text(
     "UPDATE billing.accounts SET held_nano = held_nano + :held, spent_nano = spent_nano + :spent"
@@ -47,13 +48,10 @@ async def today(tx: AsyncConnection) -> date:
 
 async def lock(tx: AsyncConnection, project: UUID, user: str, day: date) -> dict[AccountKey, Sums]:
     """Makes the six accounts of a user's call where they are missing, and holds them until the commit."""
-    found = {}
-    for key in accounts((WHOLE_PROJECT, user), day):
-        named = _named(project, key)
-        await tx.execute(ENSURE, named)
-        row = (await tx.execute(LOCK, named)).one()
-        found[key] = (row.held_nano, row.spent_nano)
-    return found
+    await tx.execute(ENSURE, [_named(project, key) for key in accounts((WHOLE_PROJECT, user), day)])
+    starts = {period: start_of(period, day) for period in PERIODS}
+    rows = await tx.execute(LOCK, {"project": project, "user": user, **starts})
+    return {AccountKey(*key): (held, spent) for *key, held, spent in rows}
 
 
 async def move(tx: AsyncConnection, project: UUID, keys: Iterable[AccountKey], *, held: int, spent: int) -> None:

@@ -24,7 +24,7 @@ Period = Literal["day", "month", "total"]
 class NewTier(Struct, kw_only=True, forbid_unknown_fields=True):
     """Prices of a call with more input than so many tokens, for all of its tokens. See NewPrice."""
 
-    above_input_tokens: Annotated[Int64, Meta(extra_json_schema={"minimum": 1, "maximum": 1_000_000_000})]
+    above_input_tokens: Annotated[Int64, Meta(description="1 to 1,000,000,000.")]
     input_usd: WrittenUsd
     output_usd: WrittenUsd
     cached_input_usd: WrittenUsd | None = None
@@ -108,10 +108,8 @@ class Caps(Struct):
 class TermsChange(Struct, forbid_unknown_fields=True):
     """The terms to change."""
 
-    credits_per_usd: Annotated[Int64, Meta(extra_json_schema={"minimum": 0, "maximum": 1_000_000_000})] | UnsetType = (
-        UNSET
-    )
-    runs_per_minute: Annotated[Int32, Meta(extra_json_schema={"minimum": 1, "maximum": 1_000_000})] | UnsetType = UNSET
+    credits_per_usd: Annotated[Int64, Meta(description="0 to 1,000,000,000.")] | UnsetType = UNSET
+    runs_per_minute: Annotated[Int32, Meta(description="1 to 1,000,000.")] | UnsetType = UNSET
 
 
 class Terms(Struct):
@@ -146,7 +144,7 @@ class OwnUsage(Struct):
 
 
 class LedgerEntry(Struct):
-    """One model call in the books; never changed. The columns of the CSV are these fields."""
+    """One model call in the books; never changed. The columns of the CSV are these fields, new ones at the end."""
 
     api_call_id: Id
     created_at: Annotated[Time, Meta(description="When it was booked.")]

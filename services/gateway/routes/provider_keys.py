@@ -54,7 +54,7 @@ OPERATIONS = (
         put,
         "Keep the project's key of a model provider",
         (Answer(200, "It is kept, and never shown again.", shapes.ProviderKey),),
-        ("CONTENT_TOO_LARGE", "NOT_FOUND"),
+        ("CONTENT_TOO_LARGE", "AI_PROVIDER_NOT_CONFIGURED"),
         body=shapes.NewProviderKey,
         is_for_admins=True,
     ),

@@ -87,7 +87,7 @@ async def late_spending(service: Service) -> int:
 @given(lives=st.lists(LIVES, min_size=1, max_size=8), money=st.integers(0, 120 * NANO))
 @settings(
     derandomize=True,
-    max_examples=150,
+    max_examples=100,
     deadline=None,
     # One service for all schedules: each begins with the books the one before it left, and looks at the difference.
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -13,6 +13,7 @@ from psycopg import sql as pg
 from kit.callers import SYSTEM, Caller, Role
 from kit.ids import new_id
 from services.conversation import limits
+from tests.contract.conversation.books import Books, open_books
 from tests.contract.conversation.harness import CREDENTIAL, PROVIDER_KEY, RING_1, Launcher, Service, Sql, connected
 from tests.fakes.provider import FakeProvider
 from tests.support import databases
@@ -24,8 +25,8 @@ END_OTHERS = (
     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
 )
 TABLES = (
-    "SELECT table_name FROM information_schema.tables"
-    " WHERE table_schema = 'conversation' AND table_name <> 'schema_version'"
+    "SELECT table_schema, table_name FROM information_schema.tables"
+    " WHERE table_schema IN ('conversation', 'billing') AND table_name <> 'schema_version'"
 )
 
 
@@ -46,8 +47,8 @@ def database(kept_database: Database) -> Database:
     """The folder's database, emptied. A test that changes its schema changes it back."""
     with psycopg.connect(kept_database.admin_url) as connection:
         connection.execute(END_OTHERS)
-        for (table,) in connection.execute(TABLES).fetchall():
-            connection.execute(pg.SQL("DELETE FROM conversation.{}").format(pg.Identifier(table)))
+        for schema, table in connection.execute(TABLES).fetchall():
+            connection.execute(pg.SQL("DELETE FROM {}").format(pg.Identifier(schema, table)))
     return kept_database
 
 
@@ -75,11 +76,19 @@ async def callers(sql: Sql) -> dict[str, Caller]:
 
 
 @pytest_asyncio.fixture
+async def books(database: Database) -> AsyncIterator[Books]:
+    """The billing service, which knows what the models of these tests cost."""
+    async with open_books(database) as found:
+        yield found
+
+
+@pytest_asyncio.fixture
 async def launch(
-    database: Database, nats_url: str, provider: FakeProvider, callers: dict[str, Caller]
+    database: Database, nats_url: str, provider: FakeProvider, callers: dict[str, Caller], books: Books
 ) -> AsyncIterator[Launcher]:
-    """Starts services; all are stopped at the end."""
+    """Starts services; all are stopped at the end, and the books are looked over."""
     environ = {
+        "BILLING_ADDRESSES": books.address,
         "THREADLOOM_GRPC_LISTEN": "127.0.0.1:0",
         "CONVERSATION_DATABASE_URL": database.request_url,
         "CONVERSATION_ENGINE_DATABASE_URL": database.engine_url,
@@ -91,9 +100,11 @@ async def launch(
         "THREADLOOM_MODEL": "fake-model",
         "THREADLOOM_DRAIN_SECONDS": "0.05",
     }
-    launcher = Launcher(environ, callers)
+    launcher = Launcher(environ, callers, books)
     yield launcher
+    await books.listen()
     await launcher.close()
+    await books.check()
 
 
 @pytest_asyncio.fixture

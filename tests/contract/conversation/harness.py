@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -25,6 +25,9 @@ from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceSt
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 from threadloom.conversation.v1.run_pb2 import Run, RunEventBatch, RunOptions, Trace
 from threadloom.conversation.v1.thread_pb2 import Thread
+
+if TYPE_CHECKING:
+    from tests.contract.conversation.books import Books
 
 CREDENTIAL = "service-credential-of-tests"
 PROVIDER_KEY = "key-of-tests"
@@ -77,7 +80,7 @@ class Sql:
 
     async def contents(self) -> dict[str, list[str]]:
         """All rows of all tables as text, but of those that change by themselves."""
-        names = [name for name in await self.tables() if name not in ("workers", "schema_version")]
+        names = [name for name in await self.tables() if name not in ("workers", "outbox", "schema_version")]
         queries = {name: f"SELECT t::text FROM conversation.{name} t ORDER BY 1" for name in names}
         return {name: [row for (row,) in await self.rows(query)] for name, query in queries.items()}
 
@@ -266,13 +269,26 @@ class Person:
 class Service:
     """One running service; `people` makes callers of it."""
 
-    def __init__(self, port: int, stopped: asyncio.Event, task: asyncio.Task[None], callers: dict[str, Caller]) -> None:
+    def __init__(
+        self,
+        port: int,
+        stopped: asyncio.Event,
+        task: asyncio.Task[None],
+        callers: dict[str, Caller],
+        books: "Books | None" = None,
+    ) -> None:
         self.address = f"127.0.0.1:{port}"
         self.channel = aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
-        self._stopped, self._task = stopped, task
+        self._stopped, self._task, self._books = stopped, task, books
         people = {name: Person(self.channel, caller) for name, caller in callers.items()}
         self.people = people
         self.alice, self.bob, self.role, self.system = (people[n] for n in ("alice", "bob", "role", "system"))
+
+    @property
+    def books(self) -> "Books":
+        """The billing service it asks."""
+        assert self._books is not None
+        return self._books
 
     def ask_to_stop(self) -> None:
         """What SIGTERM does: it drains."""
@@ -288,8 +304,8 @@ class Service:
 class Launcher:
     """Starts services on one database and stops them all."""
 
-    def __init__(self, environ: dict[str, str], callers: dict[str, Caller]) -> None:
-        self._environ, self._callers = environ, callers
+    def __init__(self, environ: dict[str, str], callers: dict[str, Caller], books: "Books | None" = None) -> None:
+        self._environ, self._callers, self._books = environ, callers, books
         self._services: list[Service] = []
 
     async def __call__(self, **environ: str) -> Service:
@@ -300,7 +316,7 @@ class Launcher:
         await asyncio.wait({task, ready}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
-        service = Service(await ready, stopped, task, self._callers)
+        service = Service(await ready, stopped, task, self._callers, self._books)
         self._services.append(service)
         return service
 

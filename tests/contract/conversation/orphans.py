@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from kit.callers import Caller
 from kit.ids import new_id
+from services.conversation.billing import Payer
 from services.conversation.domain import events
 from services.conversation.domain.events import KIND_NUMBERS, kind_of
-from tests.contract.conversation.harness import Sql, project_id
+from tests.contract.conversation.harness import Service, Sql, project_id
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 # What a process that is gone had shown: the reply had begun, with a thought and some text.
@@ -30,6 +30,7 @@ class Orphan:
     is_cancelled: bool = False
     seconds_ago: float = SECONDS_AGO
     text: str = "hello"
+    status: str = "sent"  # of its call
 
 
 def cut_log(user_message: UUID) -> list[RunEvent]:
@@ -61,8 +62,13 @@ def an_orphan(thread: str, *, is_begun: bool = True, worker: UUID | None = None,
     return replace(found, **changes)  # type: ignore[arg-type]
 
 
-async def insert(sql: Sql, owner: Caller, orphan: Orphan) -> str:
+async def insert(service: Service, sql: Sql, orphan: Orphan) -> str:
     """Writes its rows; returns the run's id. One statement, so that no claimer sees half of it."""
+    owner = service.alice.caller
+    payer = Payer(project_id(owner), owner.user, orphan.thread, orphan.run, orphan.reply, "fake-model")
+    status, rates = orphan.status, None
+    if orphan.status == "sent":
+        rates = await service.books.hold(payer, orphan.call)
     rows = [(event.seq, KIND_NUMBERS[kind_of(event)], event.SerializeToString()) for event in orphan.log]
     seqs, kinds, payloads = (list(column) for column in zip(*rows, strict=True))
     await sql.rows(
@@ -84,8 +90,8 @@ async def insert(sql: Sql, owner: Caller, orphan: Orphan) -> str:
                 CASE WHEN %s THEN clock_timestamp() END, clock_timestamp() - make_interval(secs => %s) FROM thread
         ), call AS (
             INSERT INTO conversation.api_calls
-                (id, project_id, user_id, thread_id, run_id, message_id, step, attempt, model)
-            SELECT %s, project_id, user_id, id, %s, %s, 1, 1, 'fake-model' FROM thread
+                (id, project_id, user_id, thread_id, run_id, message_id, step, attempt, model, status, rates)
+            SELECT %s, project_id, user_id, id, %s, %s, 1, 1, 'fake-model', %s, %s FROM thread
         )
         INSERT INTO conversation.run_events (run_id, seq, project_id, kind, payload)
         SELECT %s, e.seq, %s, e.kind, e.payload
@@ -93,7 +99,7 @@ async def insert(sql: Sql, owner: Caller, orphan: Orphan) -> str:
         """,
         *(orphan.thread, orphan.run, orphan.user_message, orphan.text, orphan.reply),
         *(orphan.run, orphan.user_message, orphan.reply, orphan.worker, orphan.takeovers),
-        *(orphan.is_cancelled, orphan.seconds_ago, orphan.call, orphan.run, orphan.reply),
+        *(orphan.is_cancelled, orphan.seconds_ago, orphan.call, orphan.run, orphan.reply, status, rates),
         *(orphan.run, project_id(owner), seqs, kinds, payloads),
     )
     return str(orphan.run)

@@ -87,6 +87,7 @@ async def test_a_part_of_no_kind_is_refused(service: Service, sql: Sql) -> None:
 
 
 async def test_the_largest_message_is_taken_whole(service: Service, provider: FakeProvider) -> None:
+    await service.books.price("m" * 200)
     thread = await service.alice.thread(system_prompt="s" * 200_000, title="t" * 200, default_model="m" * 200)
     text = "\U0001f600" * 200_000
     await service.alice.run(thread, text, key="k" * 255).end()

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from services.conversation.domain import tokens
 from tests.contract.conversation.harness import NO_NATS, Launcher, Person, Reading, Service, Sql, eventually
 from tests.fakes.provider import FakeProvider
 from threadloom.conversation.v1.message_pb2 import MessageStatus
@@ -40,12 +41,12 @@ async def test_a_cancel_in_mid_text_keeps_what_was_shown(service: Service, provi
     thread = await service.alice.thread()
     run = await service.alice.run(thread, ENDLESS).until(lambda reading: len(reading.text) > 20)
     await cancel_and_check(service.alice, run, thread, provider)
-    status, source, tokens = (
+    status, source, written = (
         await sql.rows("SELECT status, usage_source, tokens_out FROM conversation.api_calls ORDER BY started_at")
     )[0]
     assert (status, source) == ("cancelled", "estimated")
-    assert tokens == -(-len(run.text) // 4)
-    assert run.events[-1].run_finished.usage.output_tokens == tokens
+    assert written == tokens.count(run.text)
+    assert run.events[-1].run_finished.usage.output_tokens == written
 
 
 async def test_a_cancel_in_mid_thought_closes_what_is_open(service: Service, provider: FakeProvider) -> None:

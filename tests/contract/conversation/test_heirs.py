@@ -10,6 +10,7 @@ from kit.ids import new_id
 from services.conversation.store import owning
 from tests.contract.conversation.harness import Sql, project_id
 from tests.support.databases import Database
+from threadloom.common.v1.money_pb2 import Money
 from threadloom.conversation.v1.message_pb2 import Usage
 
 RUNS, HEIRS, ROUNDS = 200, 3, 5
@@ -63,10 +64,14 @@ async def test_cutting_calls_a_second_time_spares_the_call_made_since(
     await leave_runs(sql, callers["alice"], [])
     run = await sql.value("SELECT id FROM conversation.ai_runs LIMIT 1")
     lost, made = new_id(), new_id()
-    cut = owning.cut_calls(run, Usage(output_tokens=3, estimated=True), made)
+    usage = Usage(output_tokens=3, cost=Money(nano_usd=5), estimated=True)
+    cut = owning.end_call(owning.CallEnd(lost, "cut", usage, "estimated", notice=("billing.settle", b"told")))
     statements = [owning.begin_call(run, lost, 1, 1), cut, owning.begin_call(run, made, 2, 2)]
     async with await psycopg.AsyncConnection.connect(database.engine_url, autocommit=True) as connection:
         for statement in [*statements, *statements[1:]]:  # the answer of the first COMMIT was lost
             await connection.execute(statement.sql.encode(), statement.parameters)
     found = await sql.rows("SELECT id, status FROM conversation.api_calls ORDER BY step")
     assert found == [(lost, "cut"), (made, "started")]
+    assert await sql.rows("SELECT id, topic, payload FROM conversation.outbox") == [(lost, "billing.settle", b"told")]
+    counted = "SELECT tokens_out, cost_nano, usage_estimated FROM conversation.ai_threads WHERE cost_nano > 0"
+    assert await sql.rows(counted) == [(3, 5, True)]  # once

@@ -119,7 +119,7 @@ async def test_a_freed_key_does_not_get_past_a_run_in_progress(service: Service,
     thread = await service.alice.thread()
     text = "[fake error=401 times=1 key=a]"
     assert await outcome(service.alice.run(thread, text, key="a")) == "failed"
-    other = await service.alice.run(thread, "[fake hang=0]").until(lambda reading: reading.events)
+    other = await service.alice.run(thread, "[fake hang=0]").until(lambda reading: "reply_started" in reading.kinds)
     refusal = await service.alice.run(thread, text, key="a").refusal()
     assert (refusal.reason, refusal.metadata) == ("RUN_IN_PROGRESS", {"run_id": other.run_id})
     await service.alice.cancel(other.run_id)

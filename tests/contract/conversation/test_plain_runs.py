@@ -1,7 +1,10 @@
 """A message is answered: what is streamed, stored, traced and counted is the same."""
 
+from services.conversation.domain import tokens
 from tests.contract.conversation.harness import Service, Sql
 from tests.fakes.provider import FakeProvider
+from tests.support.billing import cost_nano
+from threadloom.common.v1.money_pb2 import Money
 from threadloom.conversation.v1.message_pb2 import MessageRole, MessageStatus, Usage
 from threadloom.conversation.v1.run_pb2 import RunStatus
 
@@ -51,10 +54,13 @@ async def test_the_figures_of_the_end_are_the_providers_and_are_stored(service: 
     )
     run = await service.alice.run(thread, script).end()
     done, reply = run.events[-1].run_finished, await service.alice.reply(thread)
-    usage = Usage(input_tokens=100, output_tokens=50, thinking_tokens=20, cached_tokens=30)
+    cost = cost_nano(100, 50, cached_input_tokens=30)
+    usage = Usage(input_tokens=100, output_tokens=50, thinking_tokens=20, cached_tokens=30, cost=Money(nano_usd=cost))
     assert done.usage == reply.usage == usage
     assert (done.finish_reason, done.model, done.provider) == ("length", "fake-model", "openai")
     assert (reply.finish_reason, reply.model, reply.provider) == ("length", "fake-model", "openai")
+    assert done.cost_credits == reply.cost_credits == cost
+    assert (await service.alice.get_thread(thread)).usage == usage
     assert not done.HasField("text")
     assert done.latency.ToNanoseconds() > 0
     assert abs(done.latency.ToMilliseconds() - reply.latency_ms) < 100
@@ -68,7 +74,7 @@ async def test_a_provider_that_reports_no_usage_is_estimated_and_flagged(service
     thread = await service.alice.thread()
     run = await service.alice.run(thread, '[fake usage=never chunks=1 text="12345678"]').end()
     usage = run.events[-1].run_finished.usage
-    assert (usage.output_tokens, usage.estimated) == (2, True)
+    assert (usage.output_tokens, usage.estimated) == (tokens.count("12345678"), True)
 
 
 async def test_every_api_call_is_one_call_at_the_provider(service: Service, provider: FakeProvider, sql: Sql) -> None:

@@ -43,7 +43,7 @@ async def test_thinking_a_byte_at_a_time_arrives_whole(service: Service, provide
 async def test_a_delta_of_a_megabyte_arrives_and_is_stored_whole(service: Service, provider: FakeProvider) -> None:
     provider.script(chunks=1, size=1_000_000)
     thread = await service.alice.thread()
-    run = await service.alice.run(thread, "hello").end()
+    run = await service.alice.run(thread, "hello", max_output_tokens=1_000_000).end()
     assert len(run.text) == 1_000_000
     assert (await service.alice.reply(thread)).text == run.text == provider.calls[0].text
 
@@ -51,7 +51,7 @@ async def test_a_delta_of_a_megabyte_arrives_and_is_stored_whole(service: Servic
 async def test_no_batch_is_larger_than_a_mebibyte(service: Service, provider: FakeProvider) -> None:
     provider.script(chunks=1, text="\U0001f600" * 700_000)  # 2.8 MB of UTF-8 in one delta
     thread = await service.alice.thread()
-    run = await service.alice.run(thread, "hello").end()
+    run = await service.alice.run(thread, "hello", max_output_tokens=1_000_000).end()
     again = await service.alice.follow(run.run_id).end()
     assert again.text == run.text == "\U0001f600" * 700_000
     assert max(batch.ByteSize() for batch in again.batches) < MIB + 64 * 1024

@@ -9,23 +9,28 @@ from psycopg import sql as pg
 
 from kit.callers import Caller
 from kit.ids import new_id
-from tests.contract.conversation.harness import Reading, Service, Sql
+from tests.contract.conversation.harness import Reading, Service, Sql, project_id
 from tests.support.databases import Database
 from threadloom.conversation.v1 import project_service_pb2 as projects
 
 SETTINGS = "SELECT set_config('app.project', %s, {0}), set_config('app.user', %s, {0}), set_config('app.role', %s, {0})"
+WAITING = (
+    "INSERT INTO conversation.outbox (id, topic, project_id, payload, due_at)"
+    " VALUES (gen_random_uuid(), 'billing.release', %s, '', clock_timestamp() + interval '1 day')"
+)
 # Tables no request has business in: the role may not even ask.
-CLOSED = {"workers", "schema_version"}
+CLOSED = {"workers", "outbox", "schema_version"}
 
 
 @pytest_asyncio.fixture
-async def filled(service: Service) -> Reading:
+async def filled(service: Service, sql: Sql) -> Reading:
     """Rows of alice's in every table of the schema."""
     thread = await service.alice.thread(request_id="a")
     run = await service.alice.run(thread, "hello [fake reasoning=1]", key="b").end()
     await service.alice.call(service.alice.projects.CreateStreamTicket, projects.CreateStreamTicketRequest())
     await service.system.call(service.system.projects.CreateProject, projects.CreateProjectRequest(slug="third"))
     await service.role.set_provider_key("a-key-of-the-project")
+    await sql.rows(WAITING, project_id(service.alice.caller))
     return run
 
 

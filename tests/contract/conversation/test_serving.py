@@ -65,7 +65,7 @@ async def test_a_draining_process_takes_no_new_run_and_lets_its_own_finish(
 async def test_an_end_with_followers_attached_is_quick(launch: Launcher, provider: FakeProvider) -> None:
     service = await launch()
     thread = await service.alice.thread()
-    run = await service.alice.run(thread, "[fake hang=0]").until(lambda reading: reading.events)
+    run = await service.alice.run(thread, "[fake hang=0]").until(lambda reading: "reply_started" in reading.kinds)
     followers = [service.alice.follow(run.run_id) for _ in range(5)]
     service.ask_to_stop()
     async with asyncio.timeout(3):

@@ -6,6 +6,7 @@ import pytest
 
 from kit.ids import new_id
 from services.conversation import limits
+from services.conversation.domain import tokens
 from tests.contract.conversation.harness import Launcher, Reading, Service, Sql, eventually
 from tests.contract.conversation.orphans import SHOWN, Orphan, an_orphan, insert
 from tests.fakes.provider import FakeProvider
@@ -20,7 +21,7 @@ CALL = "SELECT id::text, status, usage_source, tokens_in, tokens_out, attempt, s
 
 async def followed(service: Service, sql: Sql, orphan: Orphan) -> Reading:
     """The orphan, inserted and followed to its end."""
-    return await service.alice.follow(await insert(sql, service.alice.caller, orphan)).end()
+    return await service.alice.follow(await insert(service, sql, orphan)).end()
 
 
 def the(reading: Reading, kind: str) -> RunEvent:
@@ -66,8 +67,9 @@ async def test_the_cut_call_is_closed_as_cut_with_an_estimate(
     orphan = an_orphan(thread, text="y" * 41)
     run = await followed(service, sql, orphan)
     first, second = await sql.rows(f"{CALL} ORDER BY started_at")
-    thinking_and_text = 1 + 3  # "hm" and SHOWN, four characters a token, rounded up
-    assert first == (str(orphan.call), "cut", "estimated", 21, thinking_and_text, 1, 1)
+    thinking = tokens.count("hm")
+    read = tokens.count_input([{"content": "x" * 40}, {"content": "y" * 41}])
+    assert first == (str(orphan.call), "cut", "estimated", read, tokens.count(SHOWN) + thinking, 1, 1)
     assert second[:3] == (provider.calls[0].client_request_id, "succeeded", "provider")
     assert second[5:] == (2, 2)
     total = await sql.rows("SELECT sum(tokens_in)::int, sum(tokens_out)::int FROM conversation.api_calls")
@@ -109,8 +111,8 @@ async def test_a_run_of_a_worker_whose_lease_ran_out_is_claimed_and_of_one_that_
     )
     await sql.rows(lease, alive, 60)
     await sql.rows(lease, dead, 60)
-    left = await insert(sql, service.alice.caller, an_orphan(threads[0], worker=dead))
-    kept = await insert(sql, service.alice.caller, an_orphan(threads[1], worker=alive))
+    left = await insert(service, sql, an_orphan(threads[0], worker=dead))
+    kept = await insert(service, sql, an_orphan(threads[1], worker=alive))
     await sql.rows("UPDATE conversation.workers SET lease_until = clock_timestamp() WHERE id = %s", dead)
     await service.alice.follow(left).end()
     run = await service.alice.get_run(kept)
@@ -167,7 +169,7 @@ async def test_a_cancel_ends_a_run_without_an_owner_at_once(
     monkeypatch.setattr(limits, "LEASE_SECONDS", 60.0)  # nobody claims by itself within this test
     service = await launch()
     thread = await service.alice.thread()
-    run = await insert(sql, service.alice.caller, an_orphan(thread))
+    run = await insert(service, sql, an_orphan(thread))
     ended = await service.alice.cancel(run)
     assert ended.status == RunStatus.RUN_STATUS_CANCELLED
     assert (await service.alice.reply(thread)).text == SHOWN
@@ -181,7 +183,7 @@ async def test_a_thread_is_deleted_with_a_run_nobody_owns(
     monkeypatch.setattr(limits, "LEASE_SECONDS", 60.0)
     service = await launch()
     thread = await service.alice.thread()
-    await insert(sql, service.alice.caller, an_orphan(thread))
+    await insert(service, sql, an_orphan(thread))
     await service.alice.delete(thread)
     for table in ("ai_threads", "ai_messages", "ai_runs", "run_events", "trace_events"):
         assert await sql.value(f"SELECT count(*) FROM conversation.{table}") == 0
@@ -220,7 +222,7 @@ async def test_the_runs_of_a_dead_process_are_spread_and_each_is_made_once(
     services = [await launch(), await launch()]
     alice, dead = services[0].alice, new_id()
     threads = [await alice.thread() for _ in range(12)]
-    runs = [await insert(sql, alice.caller, an_orphan(thread, worker=dead)) for thread in threads]
+    runs = [await insert(services[0], sql, an_orphan(thread, worker=dead)) for thread in threads]
     for run in runs:
         await alice.follow(run).end()
     assert len(provider.calls) == 12

@@ -27,7 +27,36 @@ OF_NOBODY: dict[tuple[str, str], Any] = {
     ("POST", CONVERSATIONS): {},
     ("POST", "/v1/stream-tickets"): None,
 }
-WALK = OF_A_CONVERSATION | OF_NOBODY
+OF_USERS: dict[tuple[str, str], Any] = {("GET", "/v1/usage"): None}
+ADMIN = "/v1/admin"
+PRICE = {"model": "stolen", "input_usd": "1", "output_usd": "1"}
+QUOTA = {"period": "day", "limit_usd": "1"}
+OF_ADMINS: dict[tuple[str, str], Any] = {
+    ("GET", ADMIN + "/prices"): None,
+    ("PUT", ADMIN + "/prices"): PRICE,
+    ("GET", ADMIN + "/quotas"): None,
+    ("PUT", ADMIN + "/quotas"): QUOTA,
+    ("DELETE", ADMIN + "/quotas"): None,
+    ("GET", ADMIN + "/quotas/{user_id}"): None,
+    ("PUT", ADMIN + "/quotas/{user_id}"): QUOTA,
+    ("DELETE", ADMIN + "/quotas/{user_id}"): None,
+    ("GET", ADMIN + "/caps"): None,
+    ("PUT", ADMIN + "/caps/{period}"): {"limit_usd": "1"},
+    ("DELETE", ADMIN + "/caps/{period}"): None,
+    ("GET", ADMIN + "/terms"): None,
+    ("PATCH", ADMIN + "/terms"): {"credits_per_usd": 1},
+    ("GET", ADMIN + "/usage"): None,
+    ("GET", ADMIN + "/ledger"): None,
+    ("GET", ADMIN + "/provider-keys"): None,
+    ("PUT", ADMIN + "/provider-keys/{provider}"): {"api_key": "a-key-of-somebody"},
+    ("DELETE", ADMIN + "/provider-keys/{provider}"): None,
+}
+WALK = OF_A_CONVERSATION | OF_NOBODY | OF_USERS | OF_ADMINS
+
+
+def filled(route: str, conversation: str = NOBODYS) -> str:
+    """A route with something in each of its places."""
+    return route.format(conversation_id=conversation, user_id="alice", period="day", provider="openai")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +80,7 @@ async def test_nobody_gets_in_without_a_proof(cluster: Cluster, method: str, rou
     forged = user_token("not-the-secret-of-the-project-at-all", cluster.project.slug, "alice")
     for headers in ({}, {"apikey": anon}, {"apikey": anon, "Authorization": f"Bearer {forged}"}):
         async with Client(cluster.http, headers) as nobody:
-            found = await refusal(nobody.call(method, route.format(conversation_id=NOBODYS), body))
+            found = await refusal(nobody.call(method, filled(route), body))
             assert (found.status, found.body["code"]) == (401, "UNAUTHENTICATED")
 
 
@@ -63,11 +92,24 @@ async def test_others_see_nothing(
     conversation = await alice.create_conversation(title="Mine")
     before = await alice.call("GET", path(conversation))
     async with Client(cluster.http, others[who]) as other:
-        url = route.format(conversation_id=conversation)
+        url = filled(route, conversation)
         found = await refusal(other.call(method, url, OF_A_CONVERSATION[method, route]))
         assert (found.status, found.body["code"]) == (404, "THREAD_NOT_FOUND")
     assert await alice.call("GET", path(conversation)) == before
     assert await alice.messages(conversation) == []
+
+
+def test_what_is_under_admin_is_for_admins() -> None:
+    for one in OPERATIONS:
+        if isinstance(one, Operation):
+            assert one.is_for_admins == one.path.startswith(ADMIN + "/") == ((one.method, one.path) in OF_ADMINS)
+
+
+@pytest.mark.parametrize(("method", "route"), OF_ADMINS)
+async def test_a_user_is_no_admin(alice: Client, method: str, route: str) -> None:
+    found = await refusal(alice.call(method, filled(route), OF_ADMINS[method, route]))
+    assert (found.status, found.body["code"]) == (403, "FORBIDDEN")
+    assert "service key" in found.body["message"]
 
 
 @pytest.mark.parametrize("who", ["bob", "alice of another project"])

@@ -10,8 +10,10 @@ import aiohttp
 import pytest
 from jsonschema import Draft202012Validator
 
+from kit.money import format_usd
 from tests.contract.gateway.calls import CONVERSATIONS, NOBODYS, ONE, path, refusal
 from tests.fakes.provider import FakeProvider
+from tests.support.billing import cost_nano
 from tests.support.cluster import Cluster
 from tests.support.http import Answer, Client
 
@@ -43,6 +45,12 @@ async def test_a_conversation_is_made_read_changed_and_deleted(alice: Client) ->
         "created_at": made["created_at"],
         "updated_at": made["updated_at"],
         "active_run_id": None,
+        "input_tokens": 0,
+        "output_tokens": 0,
+        "thinking_tokens": 0,
+        "cached_tokens": 0,
+        "cost_usd": "0.000000000",
+        "usage_estimated": False,
     }
     assert await alice.call("GET", path(made["id"])) == made
     changed = await alice.call("PATCH", path(made["id"]), {"title": "Second", "default_model_slug": None})
@@ -82,19 +90,30 @@ async def test_a_key_makes_one_conversation(alice: Client) -> None:
 
 async def test_a_message_is_answered_and_kept(alice: Client) -> None:
     conversation = await alice.create_conversation()
-    answer = await alice.ask(conversation, "[fake chunks=3 reasoning=2 completion_tokens=7 prompt_tokens=11]")
+    answer = await alice.ask(
+        conversation, "[fake chunks=3 reasoning=2 completion_tokens=70 prompt_tokens=11 cached_tokens=1]"
+    )
     thinking = ["trace_start", "trace_delta", "trace_end"]
     call = ["trace_start", "trace_delta", "delta", "trace_delta", "trace_end"]
     assert names(answer) == [*thinking, *call, "done"]
     assert answer.order() == sorted(set(answer.order()))
     done = answer.frames[-1].data
-    assert (done["input_tokens"], done["output_tokens"], done["finish_reason"]) == (11, 7, "stop")
+    assert (done["input_tokens"], done["output_tokens"], done["finish_reason"]) == (11, 70, "stop")
     question, reply = await alice.messages(conversation)
     assert (question["role"], question["status"], question["model"]) == ("user", "complete", None)
     assert (reply["role"], reply["status"], reply["content"]) == ("assistant", "complete", answer.text)
     assert (reply["id"], reply["run_id"]) == (done["message_id"], done["run_id"])
+    assert done["cost_usd"] == format_usd(cost_nano(11, 70, cached_input_tokens=1))
+    assert (done["cost_cents_usd"], done["cost_credits"]) == (150, 0)  # 150,100 nano-USD; 1,000 credits a USD
     for name in ("model", "input_tokens", "output_tokens", "thinking_tokens", "cached_tokens", "finish_reason"):
         assert reply[name] == done[name]
+    for name in ("cost_usd", "cost_credits", "cost_cents_usd"):
+        assert reply[name] == done[name]
+    whole = await alice.call("GET", path(conversation))
+    traces = (await alice.call("GET", path(conversation, "/traces")))["data"]
+    (trace,) = [one for one in traces if one["type"] == "llm_request"]
+    assert whole["cost_usd"] == trace["cost_usd"] == done["cost_usd"]
+    assert answer.frames[-3].data["cost_usd"] == done["cost_usd"]
     assert (reply["error"], reply["cursor"], reply["conversation_id"]) == (None, None, conversation)
     assert (await alice.call("GET", path(conversation)))["title"].startswith("[fake")
 

@@ -123,3 +123,25 @@ def test_page_sizes_default_and_are_clamped(asked: int, given: int) -> None:
 
 def test_a_negative_page_size_is_refused() -> None:
     assert refusal(checks.page_size, -1, 20, 100).metadata == {"field": "page_size"}
+
+
+@pytest.mark.parametrize("key", ["8-chars!", "k" * 4096, "".join(chr(code) for code in range(0x21, 0x7F))])
+def test_a_key_of_printable_ascii_is_taken(key: str) -> None:
+    assert checks.check_api_key(key) == key
+
+
+@pytest.mark.parametrize(
+    "key", ["", "7-chars", "k" * 4097, "a key with blanks", "line-break\n", "umlaut-ü", "\x7f" * 8]
+)
+def test_another_key_is_refused_and_not_repeated(key: str) -> None:
+    with pytest.raises(ServiceError) as caught:
+        checks.check_api_key(key)
+    assert caught.value.metadata == {"field": "api_key"}
+    assert not key or key not in str(caught.value)
+
+
+@pytest.mark.parametrize("provider", ["", "OPENAI", "openai ", "somebody"])
+def test_a_provider_without_an_adapter_is_refused(provider: str) -> None:
+    assert checks.check_provider("openai") == "openai"
+    with pytest.raises(ServiceError, match="must be one of: openai"):
+        checks.check_provider(provider)

@@ -31,6 +31,16 @@ def test_lone_surrogates_are_counted() -> None:
     assert tokens.count("\ud83d") > 0
 
 
+def test_a_character_of_many_tokens_is_counted() -> None:
+    assert tokens.count("\U00013000" * 200_000) > 200_000
+
+
+@pytest.mark.parametrize("chars", [tokens.PIECE_CHARS, tokens.PIECE_CHARS + 1, 1_000_000, 2_000_001])
+def test_long_texts_are_counted_in_pieces(chars: int) -> None:
+    found = tokens.count("word " * (chars // 5) + "x" * (chars % 5))
+    assert chars // 5 <= found <= chars // 5 + chars // tokens.PIECE_CHARS + 5
+
+
 def test_a_request_counts_what_is_around_its_messages() -> None:
     one = {"role": "user", "content": "Hello"}
     assert tokens.count_input([]) == tokens.FRAME_TOKENS

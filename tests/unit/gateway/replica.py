@@ -20,6 +20,8 @@ from threadloom.conversation.v1 import (
 from threadloom.conversation.v1.project_service_pb2 import (
     CreateStreamTicketRequest,
     CreateStreamTicketResponse,
+    DeleteProviderKeyRequest,
+    DeleteProviderKeyResponse,
     KeyKind,
     Project,
     ProviderKey,
@@ -212,6 +214,12 @@ class Replica(
         self._note(request)
         kept = ProviderKey(provider=request.provider, update_time=Timestamp(seconds=60))
         return SetProviderKeyResponse(provider_key=kept)
+
+    async def DeleteProviderKey(  # type: ignore[override]
+        self, request: DeleteProviderKeyRequest, _: Any
+    ) -> DeleteProviderKeyResponse:
+        self._note(request)
+        return DeleteProviderKeyResponse()
 
     async def CreateStreamTicket(  # type: ignore[override]
         self, request: CreateStreamTicketRequest, _: Any

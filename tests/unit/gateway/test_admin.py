@@ -363,6 +363,7 @@ async def test_a_key_that_breaks_something_is_not_logged(
     replica.failure = ServiceError("INTERNAL", "Something went wrong.")
     reply = await gateway.ask("PUT", "/v1/admin/provider-keys/openai", {"api_key": KEY}, headers=ADMIN)
     assert reply.status == 500
+    await gateway.ask("DELETE", f"/v1/admin/provider-keys/{KEY}", headers=ADMIN)
     await replica.die()
     assert (await gateway.ask("PUT", "/v1/admin/provider-keys/openai", {"api_key": KEY}, headers=ADMIN)).status == 503
     problem(

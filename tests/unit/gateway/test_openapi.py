@@ -42,5 +42,7 @@ def test_an_operation_tells_its_statuses(operation: Operation | OpenOperation) -
 
 
 def test_unknown_options_are_refused_by_the_schema_too() -> None:
-    for name in ("NewMessage", "NewConversation", "ConversationChange", "Cancel", "TextPart"):
+    talk = ("NewMessage", "NewConversation", "ConversationChange", "Cancel", "TextPart")
+    money = ("NewPrice", "NewTier", "NewQuota", "NewCap", "TermsChange", "NewProviderKey")
+    for name in (*talk, *money):
         assert DOCUMENT["components"]["schemas"][name]["additionalProperties"] is False

@@ -87,6 +87,13 @@ def test_what_is_no_plain_amount_is_refused(text: str) -> None:
         read_usd(text)
 
 
+def test_a_long_text_is_refused_in_no_time() -> None:
+    # An expression that tries every way to split the zeros would take hours.
+    with pytest.raises(ValueError, match="plain digits"):
+        read_usd("0" * 1_000_000 + "x")
+    assert read_usd("0" * 1_000_000 + "1") == 10**9
+
+
 @pytest.mark.parametrize("text", ["9223372036.854775808", "9223372037", "10000000000", "9" * 5000, "9" * 5000 + ".5"])
 def test_an_amount_that_is_too_large_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="more than an amount can hold"):

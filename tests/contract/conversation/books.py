@@ -1,0 +1,182 @@
+"""The billing service beside a conversation service: what it booked, and that everybody agrees about it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+from grpc import aio
+
+from kit.callers import SYSTEM
+from kit.channels import CHANNEL_OPTIONS, call_metadata
+from kit.settings import load
+from services.billing.server import serve
+from services.billing.settings import Settings
+from services.conversation.billing import Payer
+from services.conversation.limits import OUTBOX_LEASE_SECONDS
+from tests.contract.conversation.harness import CREDENTIAL, WAIT_SECONDS, Sql, eventually
+from tests.support.billing import RATES
+from tests.support.databases import Database
+from threadloom.billing.v1 import billing_service_pb2 as api
+from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
+from threadloom.billing.v1.price_pb2 import Rates
+from threadloom.billing.v1.usage_pb2 import Period
+from threadloom.common.v1.money_pb2 import Money
+
+# Every model these tests name. Whatever it is called, it costs the same.
+MODELS = ("fake-model", "thread-model", "run-model")
+LISTEN_SECONDS = 1.0
+CREDITS_PER_USD = 1_000_000_000  # a credit a nano-USD, so that nothing is rounded away
+# What the ledger says of a run must be what its message, its calls and its thread say.
+CALLS = """
+SELECT c.id, c.cost_nano, l.cost_nano, c.usage_source = 'estimated', l.estimated, c.status, h.status
+FROM conversation.api_calls c FULL JOIN billing.cost_ledger l ON l.api_call_id = c.id
+LEFT JOIN billing.holds h ON h.api_call_id = coalesce(c.id, l.api_call_id)
+"""
+MESSAGES = """
+SELECT m.id, m.cost_nano, coalesce((SELECT sum(l.cost_nano) FROM billing.cost_ledger l WHERE l.message_id = m.id), 0)
+FROM conversation.ai_messages m WHERE m.role = 'assistant' AND m.status <> 'streaming'
+"""
+THREADS = """
+SELECT t.id, t.cost_nano, coalesce((SELECT sum(l.cost_nano) FROM billing.cost_ledger l WHERE l.thread_id = t.id), 0)
+FROM conversation.ai_threads t
+WHERE NOT EXISTS (SELECT FROM conversation.ai_runs r WHERE r.thread_id = t.id AND r.status = 'running')
+"""
+OUTBOX = "SELECT count(*) FROM conversation.outbox"
+# The hold of a run that vanished with its thread ends by expiring: nobody is left to close it.
+OPEN_HOLDS = """
+SELECT count(*) FROM billing.holds h JOIN conversation.ai_runs r ON r.id = h.run_id
+WHERE h.status = 'open' AND r.status <> 'running'
+"""
+
+
+class Entry(NamedTuple):
+    """A ledger row."""
+
+    model: str
+    input: int
+    output: int
+    cached: int
+    reasoning: int
+    cost: int
+    estimated: bool
+    above_hold: bool
+    late: bool
+
+
+class Books:
+    """A running billing service and its tables."""
+
+    def __init__(self, address: str, channel: aio.Channel, sql: Sql, stopped: asyncio.Event) -> None:
+        self.address, self.sql = address, sql
+        self._stub, self._stopped = BillingServiceStub(channel), stopped
+
+    async def price(self, model: str, rates: Rates = RATES) -> None:
+        """Sets a price for every project."""
+        await self._call(self._stub.SetPrice, api.SetPriceRequest(model=model, rates=rates))
+
+    async def quota(self, project: UUID, user: str, nano: int) -> None:
+        """Sets a user's quota of all time."""
+        request = api.SetQuotaRequest(
+            project_id=str(project), user_id=user, period=Period.PERIOD_TOTAL, limit=Money(nano_usd=nano)
+        )
+        await self._call(self._stub.SetQuota, request)
+
+    async def cap(self, project: UUID, nano: int) -> None:
+        """Sets a project's cap of all time."""
+        request = api.SetCapRequest(project_id=str(project), period=Period.PERIOD_TOTAL, limit=Money(nano_usd=nano))
+        await self._call(self._stub.SetCap, request)
+
+    async def ledger(self) -> list[Entry]:
+        """Every row, oldest first."""
+        query = (
+            "SELECT model, tokens_in, tokens_out, cached_tokens, thinking_tokens, cost_nano, estimated, above_hold,"
+            " late FROM billing.cost_ledger ORDER BY booked_at, api_call_id"
+        )
+        return [Entry(*row) for row in await self.sql.rows(query)]
+
+    async def settled(self) -> list[Entry]:
+        """The ledger, once everything that waits in the outbox has been received."""
+        await eventually(self._is_told, OUTBOX_LEASE_SECONDS + WAIT_SECONDS)
+        return await self.ledger()
+
+    async def hold(self, payer: Payer, call: UUID, input_tokens: int = 1000, output_tokens: int = 1000) -> bytes:
+        """Sets money aside as a conversation service does; the rates it would store."""
+        request = api.PlaceHoldRequest(
+            api_call_id=str(call),
+            project_id=str(payer.project_id),
+            user_id=payer.user_id,
+            run_id=str(payer.run_id),
+            thread_id=str(payer.thread_id),
+            message_id=str(payer.message_id),
+            model=payer.model,
+            input_tokens_max=input_tokens,
+            max_output_tokens=output_tokens,
+            min_output_tokens=1,
+        )
+        rates: bytes = (await self._call(self._stub.PlaceHold, request)).hold.rates.SerializeToString()
+        return rates
+
+    async def listen(self) -> None:
+        """Gives the services a moment to tell what waits in the outbox; some tests leave none that could."""
+        with suppress(AssertionError):
+            await eventually(self._is_told, LISTEN_SECONDS)
+
+    async def check(self) -> None:
+        """Ledger = calls = messages = threads, no hold is left behind, no call is booked that is not ours."""
+        for id, cost, booked, is_estimated, estimated, status, hold in await self.sql.rows(CALLS):
+            if status in ("started", "sent") or await self._waits(id):
+                continue
+            assert (cost or 0) == (booked or 0), f"call {id} ({status}) cost {cost}, booked {booked}"
+            assert booked is None or is_estimated == estimated, f"call {id} ({status})"
+            assert hold in (None, "settled", "released"), f"call {id} ({status}) left its hold {hold}"
+        if await self.sql.value(OUTBOX):
+            return  # a service was stopped before billing heard of its calls; that they wait is enough
+        assert await self.sql.value(OPEN_HOLDS) == 0
+        for query in (MESSAGES, THREADS):
+            for id, cost, booked in await self.sql.rows(query):
+                assert cost == booked, f"{id} cost {cost}, booked {booked}"
+
+    async def stop(self) -> None:
+        """Stops the service."""
+        self._stopped.set()
+
+    async def _is_told(self) -> bool:
+        return await self.sql.value(OUTBOX) == 0
+
+    async def _waits(self, call: UUID) -> bool:
+        return bool(await self.sql.value("SELECT count(*) FROM conversation.outbox WHERE id = %s", call))
+
+    async def _call(self, method: Any, request: object) -> Any:
+        return await method(request, metadata=call_metadata(CREDENTIAL, SYSTEM, ""), timeout=WAIT_SECONDS)
+
+
+@asynccontextmanager
+async def open_books(database: Database, port: int = 0) -> AsyncIterator[Books]:
+    """A billing service on the database, with prices."""
+    environ = {
+        "THREADLOOM_GRPC_LISTEN": f"127.0.0.1:{port}",
+        "BILLING_DATABASE_URL": database.billing_request_url,
+        "BILLING_ENGINE_DATABASE_URL": database.billing_engine_url,
+        "THREADLOOM_SERVICE_CREDENTIAL": CREDENTIAL,
+        "BILLING_RUNS_PER_MINUTE": "1000000",
+        "BILLING_CREDITS_PER_USD": str(CREDITS_PER_USD),
+    }
+    stopped, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(serve(load(Settings, environ), stopped, ready))
+    await asyncio.wait({task, ready}, timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+    address = f"127.0.0.1:{await ready}"
+    async with (
+        aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel,
+        await psycopg.AsyncConnection.connect(database.admin_url, autocommit=True) as connection,
+    ):
+        found = Books(address, channel, Sql(connection), stopped)
+        for model in MODELS:
+            await found.price(model)
+        yield found
+        await found.stop()
+        await asyncio.wait_for(task, WAIT_SECONDS)
