@@ -11,8 +11,8 @@ from kit.money import NANO_PER_USD, format_usd, read_usd
 from kit.pricing import FEE_MAX, PRICE_MAX
 from threadloom.billing.v1 import billing_service_pb2 as api
 from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
-from threadloom.billing.v1.price_pb2 import Rates, TokenPrices
 from threadloom.common.v1.money_pb2 import Money
+from threadloom.common.v1.rates_pb2 import Rates, TokenPrices
 
 SERVICE = "billing"
 PAGE_SIZE = 200  # the most the service gives

@@ -11,6 +11,7 @@ from kit import pages
 from kit.callers import Caller, Role, current_caller, is_user_id
 from kit.db import transaction
 from kit.errors import ServiceError, invalid, not_found
+from kit.rates import from_message, to_message
 from kit.telemetry import log
 from services.billing import limits, translate
 from services.billing.catalogue import published_rates
@@ -20,7 +21,7 @@ from services.billing.store import accounts, holds, ledger, rules
 from services.billing.store.rules import EVERY_USER
 from threadloom.billing.v1 import billing_service_pb2 as api
 from threadloom.billing.v1 import billing_service_pb2_grpc as api_grpc
-from threadloom.billing.v1.price_pb2 import Rates as RatesMessage
+from threadloom.common.v1.rates_pb2 import Rates as RatesMessage
 
 Context = aio.ServicerContext[object, object]
 
@@ -42,7 +43,7 @@ class BillingServicer(api_grpc.BillingServiceServicer):
             row = await holds.get(tx, call, wish)
             if row is None:
                 stored = await _rates(tx, call.project, call.model)
-                rates = translate.rates_of(RatesMessage.FromString(stored))
+                rates = from_message(RatesMessage.FromString(stored))
                 terms = await rules.get_terms(tx, call.project, self._defaults)
                 row = await holds.place(tx, call, wish, rates, stored, terms)
         return api.PlaceHoldResponse(hold=translate.hold_out(row))
@@ -63,7 +64,7 @@ class BillingServicer(api_grpc.BillingServiceServicer):
                 else:
                     # A call that was barred was made all the same: nobody priced it, so it has today's price.
                     stored = hold.rates if hold.rates is not None else await _rates(tx, hold.project_id, hold.model)
-                    rates, is_new = translate.rates_of(RatesMessage.FromString(stored)), True
+                    rates, is_new = from_message(RatesMessage.FromString(stored)), True
                     entry = await holds.settle(tx, hold, rates, usage, estimated=estimated, reported=reported)
         except ServiceError as error:
             if error.reason == "IDEMPOTENCY_KEY_REUSED":
@@ -93,7 +94,7 @@ class BillingServicer(api_grpc.BillingServiceServicer):
         who = caller if is_for_all else _admin(request.project_id)
         model, rates = translate.model_in(request.model), translate.rates_in(request.rates)
         async with transaction(self._engine, who) as tx:
-            stored = translate.rates_out(rates).SerializeToString()
+            stored = to_message(rates).SerializeToString()
             row = await rules.set_price(tx, who.project or rules.EVERY_PROJECT, model, stored)
         return api.SetPriceResponse(price=translate.price_out(row))
 
@@ -215,7 +216,7 @@ async def _rates(tx: AsyncConnection, project: UUID, model: str) -> bytes:
     published = published_rates(model, datetime.now(UTC))
     if published is None:
         raise translate.not_priced(model)
-    return translate.rates_out(published).SerializeToString()
+    return to_message(published).SerializeToString()
 
 
 def _mover(project: str) -> Caller:

@@ -10,7 +10,8 @@ from kit import pages
 from kit.errors import ServiceError, invalid
 from kit.ids import parse_id
 from kit.money import CREDITS_PER_USD_MAX, NANO_MAX
-from kit.pricing import TOKENS_MAX, Prices, Rates, Tier, Usage
+from kit.pricing import TOKENS_MAX, Rates, Usage
+from kit.rates import from_message
 from services.billing import limits
 from services.billing.domain.calls import Call
 from services.billing.domain.granting import Wish
@@ -20,12 +21,12 @@ from services.billing.store.ledger import LedgerEntry
 from services.billing.store.rules import EVERY_PROJECT, PriceRow
 from threadloom.billing.v1 import billing_service_pb2 as api
 from threadloom.billing.v1.hold_pb2 import Hold, HoldState
-from threadloom.billing.v1.price_pb2 import Price, PriceTier, TokenPrices
-from threadloom.billing.v1.price_pb2 import Rates as RatesMessage
+from threadloom.billing.v1.price_pb2 import Price
 from threadloom.billing.v1.price_pb2 import Terms as TermsMessage
 from threadloom.billing.v1.usage_pb2 import LedgerEntry as EntryMessage
 from threadloom.billing.v1.usage_pb2 import Period, PeriodUsage, TokenUsage
 from threadloom.common.v1.money_pb2 import Money
+from threadloom.common.v1.rates_pb2 import Rates as RatesMessage
 
 STATES = {
     "open": HoldState.HOLD_STATE_OPEN,
@@ -144,21 +145,9 @@ def rates_in(given: RatesMessage) -> Rates:
     if not all(tier.prices.HasField("input") and tier.prices.HasField("output") for tier in given.tiers):
         raise invalid("rates", "rates: each tier needs a price for input and for output.")
     try:
-        return rates_of(given)
+        return from_message(given)
     except ValueError as error:
         raise invalid("rates", f"rates: {error}.") from None
-
-
-def rates_of(given: RatesMessage) -> Rates:
-    """Rates from their message."""
-    tiers = tuple(Tier(tier.above_input_tokens, _prices_of(tier.prices)) for tier in given.tiers)
-    return Rates(_prices_of(given.base), tiers, given.request_fee.nano_usd)
-
-
-def rates_out(rates: Rates) -> RatesMessage:
-    """Rates as a message."""
-    tiers = [PriceTier(above_input_tokens=tier.above, prices=_prices_out(tier.prices)) for tier in rates.tiers]
-    return RatesMessage(base=_prices_out(rates.base), tiers=tiers, request_fee=money(rates.request_fee))
 
 
 def hold_out(row: HoldRow) -> Hold:
@@ -242,19 +231,3 @@ def not_priced(model: str) -> ServiceError:
     command = f"make price MODEL={named} IN=<USD per million input tokens> OUT=<USD per million output tokens>"
     message = f"No price is known for the model {model}. Set one: {command}"
     return ServiceError("MODEL_NOT_PRICED", message, {"model": model})
-
-
-def _prices_of(given: TokenPrices) -> Prices:
-    whole = given.input.nano_usd
-    cached = given.cached_input.nano_usd if given.HasField("cached_input") else whole
-    write = given.cache_write.nano_usd if given.HasField("cache_write") else whole
-    return Prices(whole, cached, write, given.output.nano_usd)
-
-
-def _prices_out(prices: Prices) -> TokenPrices:
-    return TokenPrices(
-        input=money(prices.input),
-        cached_input=money(prices.cached_input),
-        cache_write=money(prices.cache_write),
-        output=money(prices.output),
-    )

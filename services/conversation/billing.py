@@ -13,16 +13,16 @@ from grpc import aio
 from kit.callers import SYSTEM
 from kit.channels import Replicas, call_metadata, is_transport_failure, to_service_error
 from kit.errors import ServiceError
-from kit.pricing import Prices, Rates, Tier
+from kit.pricing import Rates
+from kit.rates import from_message
 from services.conversation import limits
 from services.conversation.domain import endings
 from services.conversation.domain.usage import Hold, as_priced
 from threadloom.billing.v1.billing_service_pb2 import PlaceHoldRequest, ReleaseRequest, SettleRequest
 from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
 from threadloom.billing.v1.hold_pb2 import HoldState
-from threadloom.billing.v1.price_pb2 import Rates as RatesMessage
-from threadloom.billing.v1.price_pb2 import TokenPrices
 from threadloom.billing.v1.usage_pb2 import TokenUsage
+from threadloom.common.v1.rates_pb2 import Rates as RatesMessage
 from threadloom.conversation.v1.message_pb2 import Usage
 
 if TYPE_CHECKING:  # this class exists in the stubs' types only
@@ -161,13 +161,4 @@ def release(call_id: UUID, payer: Payer) -> ReleaseRequest:
 
 def rates_of(stored: bytes) -> Rates:
     """The rates of a hold."""
-    given = RatesMessage.FromString(stored)
-    tiers = tuple(Tier(tier.above_input_tokens, _prices(tier.prices)) for tier in given.tiers)
-    return Rates(_prices(given.base), tiers, given.request_fee.nano_usd)
-
-
-def _prices(given: TokenPrices) -> Prices:
-    whole = given.input.nano_usd
-    cached = given.cached_input.nano_usd if given.HasField("cached_input") else whole
-    write = given.cache_write.nano_usd if given.HasField("cache_write") else whole
-    return Prices(whole, cached, write, given.output.nano_usd)
+    return from_message(RatesMessage.FromString(stored))

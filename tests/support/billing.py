@@ -13,9 +13,10 @@ from kit.channels import call_metadata
 from kit.ids import new_id
 from threadloom.billing.v1 import billing_service_pb2 as api
 from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
-from threadloom.billing.v1.price_pb2 import Price, Rates, TokenPrices
+from threadloom.billing.v1.price_pb2 import Price
 from threadloom.billing.v1.usage_pb2 import LedgerEntry, Period, PeriodUsage
 from threadloom.common.v1.money_pb2 import Money
+from threadloom.common.v1.rates_pb2 import Rates, TokenPrices
 
 CALL_SECONDS = 10.0
 PAGE_SIZE = 200  # the most the service gives

@@ -7,6 +7,7 @@ from services.gateway.routes import admin_shapes as shapes
 from services.gateway.routes.render import time
 from services.gateway.wire.conversations import MESSAGE_PREFIX
 from threadloom.billing.v1 import price_pb2, usage_pb2
+from threadloom.common.v1 import rates_pb2
 from threadloom.common.v1.money_pb2 import Money
 from threadloom.conversation.v1 import project_service_pb2
 
@@ -49,23 +50,23 @@ def usd(amount: Money) -> str:
     return format_usd(amount.nano_usd)
 
 
-def rates_in(given: shapes.NewPrice) -> price_pb2.Rates:
+def rates_in(given: shapes.NewPrice) -> rates_pb2.Rates:
     """The rates a client wrote. Raises INVALID_OPTIONS."""
     tiers = [
-        price_pb2.PriceTier(
+        rates_pb2.PriceTier(
             above_input_tokens=tier.above_input_tokens, prices=_prices_in(tier, prefix=f"tiers[{number}].")
         )
         for number, tier in enumerate(given.tiers)
     ]
-    return price_pb2.Rates(
+    return rates_pb2.Rates(
         base=_prices_in(given, prefix=""),
         tiers=tiers,
         request_fee=_money_or_none("request_fee_usd", given.request_fee_usd, FEE_MAX),
     )
 
 
-def _prices_in(given: shapes.NewPrice | shapes.NewTier, prefix: str) -> price_pb2.TokenPrices:
-    return price_pb2.TokenPrices(
+def _prices_in(given: shapes.NewPrice | shapes.NewTier, prefix: str) -> rates_pb2.TokenPrices:
+    return rates_pb2.TokenPrices(
         input=money_in(f"{prefix}input_usd", given.input_usd, PRICE_MAX),
         output=money_in(f"{prefix}output_usd", given.output_usd, PRICE_MAX),
         cached_input=_money_or_none(f"{prefix}cached_input_usd", given.cached_input_usd, PRICE_MAX),
@@ -93,7 +94,7 @@ def price(found: price_pb2.Price) -> shapes.Price:
     )
 
 
-def _tier(found: price_pb2.PriceTier) -> shapes.Tier:
+def _tier(found: rates_pb2.PriceTier) -> shapes.Tier:
     prices = _Prices(found.prices)
     return shapes.Tier(
         above_input_tokens=found.above_input_tokens,
@@ -107,7 +108,7 @@ def _tier(found: price_pb2.PriceTier) -> shapes.Tier:
 class _Prices:
     """Token prices as text."""
 
-    def __init__(self, found: price_pb2.TokenPrices) -> None:
+    def __init__(self, found: rates_pb2.TokenPrices) -> None:
         self.input, self.output = usd(found.input), usd(found.output)
         self.cached_input = usd(found.cached_input) if found.HasField("cached_input") else self.input
         self.cache_write = usd(found.cache_write) if found.HasField("cache_write") else self.input

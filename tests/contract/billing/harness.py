@@ -17,9 +17,9 @@ from services.billing.upkeep import Upkeep
 from threadloom.billing.v1 import billing_service_pb2 as api
 from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
 from threadloom.billing.v1.hold_pb2 import Hold
-from threadloom.billing.v1.price_pb2 import Rates, TokenPrices
 from threadloom.billing.v1.usage_pb2 import TokenUsage
 from threadloom.common.v1.money_pb2 import Money
+from threadloom.common.v1.rates_pb2 import Rates, TokenPrices
 
 CREDENTIAL = "service-credential-of-tests"
 WAIT_SECONDS = 20.0

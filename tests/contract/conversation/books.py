@@ -22,9 +22,9 @@ from tests.support.books import BREACHES, WAITING
 from tests.support.databases import Database
 from threadloom.billing.v1 import billing_service_pb2 as api
 from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
-from threadloom.billing.v1.price_pb2 import Rates
 from threadloom.billing.v1.usage_pb2 import Period
 from threadloom.common.v1.money_pb2 import Money
+from threadloom.common.v1.rates_pb2 import Rates
 
 # Every model these tests name. Whatever it is called, it costs the same.
 MODELS = ("fake-model", "thread-model", "run-model")

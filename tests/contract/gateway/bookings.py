@@ -10,9 +10,9 @@ from kit.ids import new_id
 from kit.money import format_usd
 from threadloom.billing.v1 import billing_service_pb2 as api
 from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
-from threadloom.billing.v1.price_pb2 import Rates, TokenPrices
 from threadloom.billing.v1.usage_pb2 import TokenUsage
 from threadloom.common.v1.money_pb2 import Money
+from threadloom.common.v1.rates_pb2 import Rates, TokenPrices
 
 MODEL = "booked-model"
 # A token costs 1,000 nano-USD, in or out.
