@@ -4,14 +4,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from google.protobuf.message import Message
-from grpc import aio
-
 from kit.callers import SYSTEM
-from kit.channels import Replicas, call_metadata, is_transport_failure, to_service_error
+from kit.channels import Replica
+from kit.clients import Service
 from kit.errors import ServiceError
 from kit.pricing import Rates
 from kit.rates import from_message
@@ -31,8 +29,6 @@ if TYPE_CHECKING:  # this class exists in the stubs' types only
 # Topics of the outbox.
 SETTLE, RELEASE = "billing.settle", "billing.release"
 
-Method = aio.UnaryUnaryMultiCallable[Any, Any]
-
 
 @dataclass(frozen=True)
 class Payer:
@@ -46,18 +42,25 @@ class Payer:
     model: str
 
 
+@dataclass(frozen=True)
+class _Stubs:
+    replica: Replica
+    billing: "BillingServiceAsyncStub"
+
+
+def _stubs(replica: Replica) -> _Stubs:
+    return _Stubs(replica, BillingServiceStub(replica.channel))
+
+
 class Billing:
     """All replicas of the billing service. Made and closed inside the running loop."""
 
     def __init__(self, addresses: Sequence[str], credential: str) -> None:
-        self._replicas, self._credential = Replicas(addresses), credential
-        self._stubs: dict[str, BillingServiceAsyncStub] = {
-            replica.address: BillingServiceStub(replica.channel) for replica in self._replicas.all
-        }
+        self._service = Service(addresses, credential, _stubs, limits.BILLING_SECONDS)
 
     async def close(self) -> None:
         """Closes every channel."""
-        await self._replicas.close()
+        await self._service.close()
 
     async def place_hold(
         self, call_id: UUID, payer: Payer, *, input_tokens_max: int, max_output: int, min_output: int
@@ -81,8 +84,15 @@ class Billing:
         )
         until = time.monotonic() + limits.HOLD_WAIT_SECONDS
         while True:
+            left = max(until - time.monotonic(), limits.BILLING_PAUSE_SECONDS)
             try:
-                answer = await self._call(lambda stub: stub.PlaceHold, request)
+                answer = await self._service.call(
+                    lambda to: to.billing.PlaceHold,
+                    request,
+                    SYSTEM,
+                    str(payer.run_id),
+                    seconds=min(left, limits.BILLING_SECONDS),
+                )
                 break
             except ServiceError as error:
                 if error.reason != "UNAVAILABLE":
@@ -99,27 +109,13 @@ class Billing:
 
     async def settle(self, payload: bytes) -> None:
         """Books a call. Raises ServiceError."""
-        await self._call(lambda stub: stub.Settle, SettleRequest.FromString(payload))
+        request = SettleRequest.FromString(payload)
+        await self._service.call(lambda to: to.billing.Settle, request, SYSTEM, request.api_call_id)
 
     async def release(self, payload: bytes) -> None:
         """Frees the money of a call that was not made. Raises ServiceError."""
-        await self._call(lambda stub: stub.Release, ReleaseRequest.FromString(payload))
-
-    async def _call(self, method: "Callable[[BillingServiceAsyncStub], Method]", request: Message) -> Any:
-        """Asks each replica once: every one of these calls may be repeated. Raises ServiceError."""
-        metadata = call_metadata(self._credential, SYSTEM, "")
-        for replica in self._replicas.in_order():
-            try:
-                return await method(self._stubs[replica.address])(
-                    request, timeout=limits.BILLING_SECONDS, metadata=metadata
-                )
-            except aio.AioRpcError as error:
-                failure = to_service_error(error)
-                if is_transport_failure(error):
-                    replica.suspect()
-                elif failure.reason != "UNAVAILABLE":
-                    raise failure from None
-        raise failure
+        request = ReleaseRequest.FromString(payload)
+        await self._service.call(lambda to: to.billing.Release, request, SYSTEM, request.api_call_id)
 
 
 def senders(billing: Billing) -> dict[str, Callable[[bytes], Awaitable[None]]]:

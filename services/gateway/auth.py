@@ -13,8 +13,9 @@ from jwt.exceptions import InvalidSubjectError
 from starlette.datastructures import Headers
 
 from kit.callers import SYSTEM, Caller, Role, is_user_id
+from kit.clients import Service
 from kit.errors import ServiceError, unauthenticated
-from services.gateway.clients import ConversationStubs, Service
+from services.gateway.clients import ConversationStubs
 from services.gateway.limits import PROJECT_KEY_CHARS, TOKEN_LEEWAY_SECONDS
 from services.gateway.projects import Project, Projects
 from threadloom.conversation.v1.project_service_pb2 import RedeemStreamTicketRequest

@@ -11,7 +11,7 @@ from services.gateway.auth import Auth
 from services.gateway.clients import BillingStubs, Clients, ConversationStubs
 from services.gateway.following import Follower, Target
 from services.gateway.incoming import Incoming
-from services.gateway.limits import CALL_SECONDS, READY_SECONDS, Patience
+from services.gateway.limits import CALL_SECONDS, READY_CALL_SECONDS, READY_SECONDS, Patience
 from services.gateway.streaming import ActiveRunStream, EventStream
 from services.gateway.transfers import Streams
 from services.gateway.wire.conversations import ConversationsEncoder
@@ -72,6 +72,6 @@ class Context:
         resumed as ever, and a gateway that called itself unready would take those away as well.
         """
         if time.monotonic() >= self._ready_until:
-            self._ready = await self._clients.conversation.is_ready()
+            self._ready = await self._clients.conversation.is_ready(READY_CALL_SECONDS)
             self._ready_until = time.monotonic() + READY_SECONDS
         return self._ready

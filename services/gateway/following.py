@@ -14,9 +14,10 @@ from prometheus_client import Counter
 
 from kit.callers import Caller
 from kit.channels import to_service_error
+from kit.clients import Service
 from kit.errors import ServiceError, unavailable
 from kit.telemetry import log
-from services.gateway.clients import ConversationStubs, Service
+from services.gateway.clients import ConversationStubs
 from services.gateway.limits import RETRY_FIRST_SECONDS, RETRY_LAST_SECONDS, Patience
 from services.gateway.wire.frames import is_terminal
 from threadloom.conversation.v1.conversation_service_pb2 import (

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from kit.callers import SYSTEM
+from kit.clients import Service
 from kit.errors import ServiceError
-from services.gateway.clients import ConversationStubs, Service
+from services.gateway.clients import ConversationStubs
 from services.gateway.limits import PROJECT_ENTRIES, PROJECT_KEY_CHARS, PROJECT_MISS_SECONDS, PROJECT_SECONDS
 from threadloom.conversation.v1.project_service_pb2 import KeyKind, ResolveProjectRequest, ResolveProjectResponse
 
