@@ -31,7 +31,7 @@ from services.conversation.domain.history import (
     to_chat_messages,
 )
 from services.conversation.domain.retries import retry_delay
-from services.conversation.domain.usage import add_usage, estimated, priced
+from services.conversation.domain.usage import Hold, add_usage, estimated, priced
 from services.conversation.journal import Journal, MakeStatements, Publish, RunLostError
 from services.conversation.owned_run import OwnedRun, Stop
 from services.conversation.ownership import Ownership
@@ -41,7 +41,7 @@ from services.conversation.settings import OutputLimits, TurnLimits
 from services.conversation.store import log as event_log
 from services.conversation.store import owning
 from services.conversation.store.log import Statement
-from services.conversation.store.owning import CallEnd, KnownCall
+from services.conversation.store.owning import CallEnd, KnownCall, Notice
 from threadloom.conversation.v1.message_pb2 import Usage
 from threadloom.conversation.v1.run_event_pb2 import RetryTrace, RunEvent
 
@@ -87,6 +87,7 @@ class Answer:
 
     def __init__(self, answering: Answering, run: OwnedRun) -> None:
         self._with, self._run = answering, run
+        self._notices: list[Notice] = []  # of this run's calls so far, committed; billing may not have them yet
 
     async def make(self, call_id: UUID) -> None:
         """Calls the model until it answers, fails for good, or the run is to stop.
@@ -193,14 +194,8 @@ class Answer:
     async def _hold(self, call: ModelCall) -> bool:
         """Asks billing for the call's money; a refusal is the call's failure. False when the turn's time was up."""
         run = self._run
-        most, least = self._with.output.wish(run.options)
         call.stage = Stage.ASKED
-        bound = tokens.upper_bound(call.input_tokens)
-        placing = asyncio.create_task(
-            self._with.billing.place_hold(
-                call.call_id, self._payer(), input_tokens_max=bound, max_output=most, min_output=least
-            )
-        )
+        placing = asyncio.create_task(self._place(call))
         is_in_time = await self._unless_stopped(placing, run.seconds_left)
         if placing.cancelled():
             return is_in_time
@@ -215,6 +210,18 @@ class Answer:
         else:
             raise error
         return True
+
+    async def _place(self, call: ModelCall) -> Hold:
+        """The call's hold. What the run's calls before it still hold is given back first, or it might not fit."""
+        while self._notices:
+            topic, payload = self._notices.pop()
+            with suppress(ServiceError):  # the outbox has it too
+                await self._with.billing.send(topic, payload)
+        most, least = self._with.output.wish(self._run.options)
+        bound = tokens.upper_bound(call.input_tokens)
+        return await self._with.billing.place_hold(
+            call.call_id, self._payer(), input_tokens_max=bound, max_output=most, min_output=least
+        )
 
     async def _record_sending(self, call: ModelCall) -> None:
         """Commits, under our epoch, that the call is about to be made: whoever takes over knows whether it may be.
@@ -276,10 +283,11 @@ class Answer:
         consumed = call.usage if call.is_billable else None
         retry = RetryTrace(attempt=run.attempt, reason=error.message, delay=seconds(delay), usage=consumed)
         told = events.retry_trace(run.next_trace(), max(run.step, 1), retry)
-        ended = self._ended(call, "failed", error)
+        ended = self._end_of(call, "failed", error)
         call.is_told = True
         log.warning("attempt failed", code=error.reason, http_status=error.metadata.get("status"), delay=delay)
-        await self._commit(told, lambda _: (ended,))
+        await self._commit(told, lambda _: (owning.end_call(ended),))
+        self._notices += [ended.notice] if ended.notice else []
         try:
             async with asyncio.timeout(delay):
                 await run.is_asked_to_stop.wait()
@@ -356,6 +364,7 @@ class Answer:
         SUPERSESSIONS.inc()
         made = (*cut.statements, owning.begin_call(run.id, call_id, run.step + 1, run.attempt))
         await self._commit(told, lambda _: made)
+        self._notices += [end.notice for end in cut.ends if end.notice]
         await self.make(call_id)
 
     async def _stop_cut(self, cut: Cut) -> None:
@@ -466,24 +475,26 @@ class Answer:
         self._with.wake_outbox()
 
     def _ended(self, call: ModelCall, status: str, error: ServiceError | None = None) -> Statement:
-        """Closes the attempt. One that may have cost money is booked, of any other the hold is freed."""
+        """Closes the attempt."""
+        return owning.end_call(self._end_of(call, status, error))
+
+    def _end_of(self, call: ModelCall, status: str, error: ServiceError | None = None) -> CallEnd:
+        """How the attempt ended. One that may have cost money is booked, of any other the hold is freed."""
         notice = None
         if call.is_billable:
             settlement = billing.settlement(call.call_id, self._run.log.project_id, call.usage)
             notice = (billing.SETTLE, settlement.SerializeToString())
         elif call.stage is not Stage.NONE:
             notice = (billing.RELEASE, billing.release(call.call_id, self._payer()).SerializeToString())
-        return owning.end_call(
-            CallEnd(
-                call.call_id,
-                status,
-                call.usage,
-                call.usage_source,
-                provider=call.provider,
-                http_status=call.failure.http_status if call.failure else 200 * call.is_answered,
-                error_code=error.reason if error else "",
-                notice=notice,
-            )
+        return CallEnd(
+            call.call_id,
+            status,
+            call.usage,
+            call.usage_source,
+            provider=call.provider,
+            http_status=call.failure.http_status if call.failure else 200 * call.is_answered,
+            error_code=error.reason if error else "",
+            notice=notice,
         )
 
     def _limit_error(self) -> ServiceError:

@@ -107,6 +107,10 @@ class Billing:
         stored = hold.rates.SerializeToString()
         return Hold(rates_of(stored), stored, hold.granted_output_tokens, hold.credits_per_usd)
 
+    async def send(self, topic: str, payload: bytes) -> None:
+        """Tells what an outbox row tells. Raises ServiceError."""
+        await senders(self)[topic](payload)
+
     async def settle(self, payload: bytes) -> None:
         """Books a call. Raises ServiceError."""
         request = SettleRequest.FromString(payload)

@@ -155,7 +155,10 @@ def _usage(
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": script.cached_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": script.cached_tokens,
+            "cache_write_tokens": script.cache_write_tokens,
+        },
         "completion_tokens_details": {"reasoning_tokens": thought},
     }
 
@@ -222,6 +225,8 @@ def render_events(reply: Reply, script: Script) -> Events:
     deltas += [writer.choice(f'{{"content":{_quoted(piece)}}}') for piece in reply.text]
     for index, call in enumerate(reply.tool_calls):
         deltas += _tool_call_events(writer, index, call)
+    if script.usage == "first" and deltas:
+        deltas[0] += writer.usage(reply.usage | {"completion_tokens": 1})
     texts = [""] * len(reply.reasoning) + list(reply.text)
     texts += [""] * (len(deltas) - len(texts))
     role = writer.choice('{"role":"assistant","content":""}')

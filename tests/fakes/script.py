@@ -43,6 +43,7 @@ class Script:
     completion_tokens: int = -1
     cached_tokens: int = 0
     reasoning_tokens: int = -1
+    cache_write_tokens: int = 0
     unlimited: int = 0
     # Pace.
     delay: float = 0.0

@@ -188,11 +188,15 @@ def send_call(call: UUID, hold: Hold) -> Statement:
     )
 
 
+# (topic, payload) of the outbox: what billing must be told.
+Notice = tuple[str, bytes]
+
+
 @dataclass(frozen=True)
 class CallEnd:
     """How an attempt ended. status: succeeded, failed, cancelled or cut; source: provider, estimated or none.
 
-    `notice` is what billing must be told, if anything: (topic, payload) of the outbox.
+    `notice` is what billing must be told, if anything.
     """
 
     call: UUID
@@ -202,7 +206,7 @@ class CallEnd:
     provider: str = ""
     http_status: int = 0
     error_code: str = ""
-    notice: tuple[str, bytes] | None = None
+    notice: Notice | None = None
 
 
 def end_call(end: CallEnd) -> Statement:

@@ -22,6 +22,7 @@ from tests.support.books import BREACHES, WAITING
 from tests.support.databases import Database
 from threadloom.billing.v1 import billing_service_pb2 as api
 from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
+from threadloom.billing.v1.price_pb2 import Terms
 from threadloom.billing.v1.usage_pb2 import Period
 from threadloom.common.v1.money_pb2 import Money
 from threadloom.common.v1.rates_pb2 import Rates
@@ -49,9 +50,9 @@ class Entry(NamedTuple):
 class Books:
     """A running billing service and its tables."""
 
-    def __init__(self, address: str, channel: aio.Channel, sql: Sql, stopped: asyncio.Event) -> None:
-        self.address, self.sql = address, sql
-        self._stub, self._stopped = BillingServiceStub(channel), stopped
+    def __init__(self, server: "_Server", channel: aio.Channel, sql: Sql) -> None:
+        self.address, self.sql = server.address, sql
+        self._server, self._stub = server, BillingServiceStub(channel)
 
     async def price(self, model: str, rates: Rates = RATES) -> None:
         """Sets a price for every project."""
@@ -69,6 +70,11 @@ class Books:
         request = api.SetCapRequest(project_id=str(project), period=Period.PERIOD_TOTAL, limit=Money(nano_usd=nano))
         await self._call(self._stub.SetCap, request)
 
+    async def runs_per_minute(self, project: UUID, runs: int) -> None:
+        """Sets a project's rate limit."""
+        request = api.SetTermsRequest(project_id=str(project), terms=Terms(runs_per_minute=runs))
+        await self._call(self._stub.SetTerms, request)
+
     async def ledger(self) -> list[Entry]:
         """Every row, oldest first."""
         query = (
@@ -82,7 +88,7 @@ class Books:
         await eventually(self._is_told, OUTBOX_LEASE_SECONDS + WAIT_SECONDS)
         return await self.ledger()
 
-    async def hold(self, payer: Payer, call: UUID, input_tokens: int = 1000, output_tokens: int = 1000) -> bytes:
+    async def hold(self, payer: Payer, call: UUID, input_tokens: int, output_tokens: int) -> bytes:
         """Sets money aside as a conversation service does; the rates it would store."""
         request = api.PlaceHoldRequest(
             api_call_id=str(call),
@@ -109,9 +115,14 @@ class Books:
         for what, query in BREACHES.items():
             assert await self.sql.rows(query) == [], what
 
-    async def stop(self) -> None:
-        """Stops the service."""
-        self._stopped.set()
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """Billing is gone for so long; it comes back at its address."""
+        await self._server.stop()
+        try:
+            yield
+        finally:
+            await self._server.start()
 
     async def _is_told(self) -> bool:
         return await self.sql.value(WAITING) == 0
@@ -120,30 +131,50 @@ class Books:
         return await method(request, metadata=call_metadata(CREDENTIAL, SYSTEM, ""), timeout=WAIT_SECONDS)
 
 
+class _Server:
+    """The service itself, started and stopped at one port."""
+
+    def __init__(self, database: Database) -> None:
+        self._environ = {
+            "THREADLOOM_GRPC_LISTEN": "127.0.0.1:0",
+            "BILLING_DATABASE_URL": database.billing_request_url,
+            "BILLING_ENGINE_DATABASE_URL": database.billing_engine_url,
+            "THREADLOOM_SERVICE_CREDENTIAL": CREDENTIAL,
+            "BILLING_RUNS_PER_MINUTE": "1000000",
+            "BILLING_CREDITS_PER_USD": str(CREDITS_PER_USD),
+        }
+
+    @property
+    def address(self) -> str:
+        """Where it listens, once it was started."""
+        return self._environ["THREADLOOM_GRPC_LISTEN"]
+
+    async def start(self) -> None:
+        """Starts it, at the port it had."""
+        self._stopped, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(serve(load(Settings, self._environ), self._stopped, ready))
+        await asyncio.wait({self._task, ready}, timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            self._task.result()
+        self._environ["THREADLOOM_GRPC_LISTEN"] = f"127.0.0.1:{await ready}"
+
+    async def stop(self) -> None:
+        """Stops it."""
+        self._stopped.set()
+        await asyncio.wait_for(self._task, WAIT_SECONDS)
+
+
 @asynccontextmanager
-async def open_books(database: Database, port: int = 0) -> AsyncIterator[Books]:
+async def open_books(database: Database) -> AsyncIterator[Books]:
     """A billing service on the database, with prices."""
-    environ = {
-        "THREADLOOM_GRPC_LISTEN": f"127.0.0.1:{port}",
-        "BILLING_DATABASE_URL": database.billing_request_url,
-        "BILLING_ENGINE_DATABASE_URL": database.billing_engine_url,
-        "THREADLOOM_SERVICE_CREDENTIAL": CREDENTIAL,
-        "BILLING_RUNS_PER_MINUTE": "1000000",
-        "BILLING_CREDITS_PER_USD": str(CREDITS_PER_USD),
-    }
-    stopped, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(serve(load(Settings, environ), stopped, ready))
-    await asyncio.wait({task, ready}, timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        task.result()
-    address = f"127.0.0.1:{await ready}"
+    server = _Server(database)
+    await server.start()
     async with (
-        aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel,
+        aio.insecure_channel(server.address, options=CHANNEL_OPTIONS) as channel,
         await psycopg.AsyncConnection.connect(database.admin_url, autocommit=True) as connection,
     ):
-        found = Books(address, channel, Sql(connection), stopped)
+        found = Books(server, channel, Sql(connection))
         for model in MODELS:
             await found.price(model)
         yield found
-        await found.stop()
-        await asyncio.wait_for(task, WAIT_SECONDS)
+    await server.stop()

@@ -13,6 +13,7 @@ from threadloom.conversation.v1.run_event_pb2 import RunEvent
 # What a process that is gone had shown: the reply had begun, with a thought and some text.
 SHOWN = "lost words "
 SECONDS_AGO = 10.0
+HELD_INPUT, HELD_OUTPUT = 100, 50  # tokens, by its hold
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ async def insert(service: Service, sql: Sql, orphan: Orphan) -> str:
     payer = Payer(project_id(owner), owner.user, orphan.thread, orphan.run, orphan.reply, "fake-model")
     status, rates = orphan.status, None
     if orphan.status == "sent":
-        rates = await service.books.hold(payer, orphan.call)
+        rates = await service.books.hold(payer, orphan.call, HELD_INPUT, HELD_OUTPUT)
     rows = [(event.seq, KIND_NUMBERS[kind_of(event)], event.SerializeToString()) for event in orphan.log]
     seqs, kinds, payloads = (list(column) for column in zip(*rows, strict=True))
     await sql.rows(
