@@ -450,7 +450,8 @@ class Answer:
             if state.failed_before_reply:
                 message = run.user_message_id  # there is no reply to hang the traces on
             else:
-                yield owning.end_message(message, MESSAGE_STATUS[status], state, round(run.age * 1000))
+                latency = state.latency_ms or int(run.age * 1000)  # a failure tells none
+                yield owning.end_message(message, MESSAGE_STATUS[status], state, latency)
             traces = owning.record_traces(run.id, message, state)
             if traces is not None:
                 yield traces

@@ -26,6 +26,7 @@ class RunState:
     finish_reason: str = ""
     usage: Usage = field(default_factory=Usage)
     cost_credits: int = 0  # known at the end
+    latency_ms: int = 0  # as the end told it
     is_superseded: bool = False
     is_broken: bool = False  # a stored event could not be applied: only an end may follow
     retries: int = 0  # attempts made again, for whatever reason
@@ -141,6 +142,7 @@ class RunState:
     def _apply_run_finished(self, event: RunEvent) -> None:
         self.finish_reason = event.run_finished.finish_reason
         self.usage, self.cost_credits = event.run_finished.usage, event.run_finished.cost_credits
+        self.latency_ms = event.run_finished.latency.ToMilliseconds()
 
     def _apply_run_failed(self, event: RunEvent) -> None:
         self.error = event.run_failed.error

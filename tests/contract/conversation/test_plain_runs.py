@@ -63,7 +63,7 @@ async def test_the_figures_of_the_end_are_the_providers_and_are_stored(service: 
     assert (await service.alice.get_thread(thread)).usage == usage
     assert not done.HasField("text")
     assert done.latency.ToNanoseconds() > 0
-    assert abs(done.latency.ToMilliseconds() - reply.latency_ms) < 100
+    assert done.latency.ToMilliseconds() == reply.latency_ms
     assert await sql.rows(
         "SELECT status, tokens_in, tokens_out, thinking_tokens, cached_tokens, usage_source, http_status"
         " FROM conversation.api_calls"
