@@ -5,6 +5,7 @@ from pathlib import Path
 from google.protobuf import json_format
 from hypothesis import strategies as st
 
+from kit.money import NANO_MAX
 from services.gateway.wire.conversations import ConversationsEncoder
 from services.gateway.wire.frames import Frame
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
@@ -85,6 +86,7 @@ def _trace(draw: st.DrawFn, trace_id: str, kind: str) -> list[RunEvent]:
         event.trace_delta.trace_id = trace_id
         if kind == "llm_request":
             event.trace_delta.llm_request.usage.input_tokens = draw(st.integers(0, 10**12))
+            event.trace_delta.llm_request.usage.cost.nano_usd = draw(st.integers(0, NANO_MAX))
         else:
             event.trace_delta.text = draw(st.text(min_size=1, max_size=10))
         grown.append(event)
