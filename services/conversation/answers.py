@@ -105,6 +105,7 @@ class Answer:
         while True:
             call = ModelCall(self._with.journal, run, call_id, self._request(call_id, messages), counted)
             is_in_time = await self._make_call(call)
+            await call.conclude()
             if run.stop is not None:
                 await self._stop(call)
                 return

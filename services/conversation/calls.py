@@ -56,6 +56,7 @@ class ModelCall:
         self.hold: Hold | None = None
         self.provider = ""
         self.is_answered = False
+        self.usage = Usage()  # once concluded
         self.is_told = False  # what it consumed is in the log by now
         self.finish_reason = ""
         self.failure: ProviderFailure | None = None
@@ -86,12 +87,17 @@ class ModelCall:
             return False
         return self.is_answered or self.failure is None or self.failure.may_be_billed
 
-    @property
-    def usage(self) -> Usage:
-        """What it consumed and cost: as the provider reported, else estimated; nothing of a refused call."""
+    async def conclude(self) -> None:
+        """Fixes what it consumed and cost, when nothing more can come of it: `usage`.
+
+        As the provider reported, else estimated; nothing of a call that was refused. A long text is
+        counted beside the loop.
+        """
         if not self.is_billable or self.hold is None:
-            return Usage()
-        return usage.priced(self.hold.rates, self._consumed())
+            return
+        is_long = sum(map(len, self._texts)) + sum(map(len, self._thoughts)) > tokens.LONG_CHARS
+        consumed = await asyncio.to_thread(self._consumed) if is_long else self._consumed()
+        self.usage = usage.priced(self.hold.rates, consumed)
 
     @property
     def untold_usage(self) -> Usage:
