@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from tests.chaos.stack import Stack
-from tests.support.holds import Hold
+from tests.support.holds import SCHEMA, Hold
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 TEXT_DELTA = RunEvent.DESCRIPTOR.fields_by_name["text_delta"].number
@@ -26,6 +26,7 @@ class Point:
     condition: str = "true"
     operation: str = "INSERT"
     at_commit: bool = False
+    schema: str = SCHEMA
 
     def __str__(self) -> str:
         return self.name
@@ -86,7 +87,9 @@ async def placed(stack: Stack, point: Point, also: str = "true") -> AsyncIterato
         yield Place(stack, point, None)
         return
     condition = f"({point.condition}) AND ({also})"
-    hold = Hold(stack.cluster.database.admin_url, point.table, condition, point.operation, at_commit=point.at_commit)
+    hold = Hold(
+        stack.cluster.database.admin_url, point.table, condition, point.operation, point.at_commit, point.schema
+    )
     await asyncio.to_thread(hold.__enter__)
     try:
         yield Place(stack, point, hold)

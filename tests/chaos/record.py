@@ -74,7 +74,7 @@ class Record:
         """Nothing runs, streams or is on its way to the provider any more, and no log has a gap."""
         assert self.rows("SELECT id, worker_id, epoch FROM conversation.ai_runs WHERE status = 'running'") == []
         assert self.rows("SELECT id FROM conversation.ai_messages WHERE status = 'streaming'") == []
-        assert self.rows("SELECT id, run_id FROM conversation.api_calls WHERE status = 'started'") == []
+        assert self.rows("SELECT id, run_id FROM conversation.api_calls WHERE status IN ('started', 'sent')") == []
         gaps = self.rows(
             "SELECT r.id, r.last_seq, count(e.seq), min(e.seq), max(e.seq) FROM conversation.ai_runs r"
             " LEFT JOIN conversation.run_events e ON e.run_id = r.id GROUP BY r.id"
