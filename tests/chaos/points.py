@@ -57,10 +57,21 @@ class Place:
 
     async def reached(self, conversation: str) -> int:
         """Waits until the run is here; returns the number of the replica that has it."""
+        await self.held()
+        if self._hold is None:
+            return await self._stack.owner_of(conversation)
+        return self.replica()
+
+    async def held(self) -> None:
+        """Waits until a run is here."""
         if self._hold is None:
             await self._stack.provider.until(lambda calls: any(call.held == self.gate for call in calls))
-            return await self._stack.owner_of(conversation)
-        await asyncio.to_thread(self._hold.wait, REACHED_SECONDS)
+        else:
+            await asyncio.to_thread(self._hold.wait, REACHED_SECONDS)
+
+    def replica(self) -> int:
+        """The number of the conversation replica whose write is held."""
+        assert self._hold is not None
         return self._stack.replica_behind(self._hold.caught()[0])
 
     def drop(self) -> None:
