@@ -1,6 +1,7 @@
 """Asks billing for money before a call, and tells it afterwards what became of the call."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class Billing:
         until = time.monotonic() + limits.HOLD_WAIT_SECONDS
         while True:
             try:
-                answer = await self._call(lambda stub: stub.PlaceHold, request)
+                answer = await self._call(lambda stub: stub.PlaceHold, request, until)
                 break
             except ServiceError as error:
                 if error.reason != "UNAVAILABLE":
@@ -105,14 +106,16 @@ class Billing:
         """Frees the money of a call that was not made. Raises ServiceError."""
         await self._call(lambda stub: stub.Release, ReleaseRequest.FromString(payload))
 
-    async def _call(self, method: "Callable[[BillingServiceAsyncStub], Method]", request: Message) -> Any:
-        """Asks each replica once: every one of these calls may be repeated. Raises ServiceError."""
+    async def _call(
+        self, method: "Callable[[BillingServiceAsyncStub], Method]", request: Message, until: float = math.inf
+    ) -> Any:
+        """Asks each replica once, not beyond `until`: every one of these calls may be repeated. Raises ServiceError."""
         metadata = call_metadata(self._credential, SYSTEM, "")
         for replica in self._replicas.in_order():
             try:
-                return await method(self._stubs[replica.address])(
-                    request, timeout=limits.BILLING_SECONDS, metadata=metadata
-                )
+                # A frozen replica takes a try's whole time: the last one may not add that to the wait.
+                timeout = min(limits.BILLING_SECONDS, max(0.0, until - time.monotonic()))
+                return await method(self._stubs[replica.address])(request, timeout=timeout, metadata=metadata)
             except aio.AioRpcError as error:
                 failure = to_service_error(error)
                 if is_transport_failure(error):
