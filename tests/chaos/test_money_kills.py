@@ -151,3 +151,35 @@ def check_fates(payment: Payment, victim: str, arrives: bool, killed: float) -> 
         unseen_and_booked=before.count(Fate.UNSEEN),
         broken=before.count(Fate.BROKEN),
     )
+
+
+@pytest.mark.parametrize("point", [BOOKING, BOOKING_COMMIT], ids=str)
+@pytest.mark.parametrize("victim", ["postgres", "nats"])
+@pytest.mark.parametrize("rounds", ROUNDS)
+async def test_a_settle_outlives_the_servers_under_it(
+    paying: Stack, projects: Projects, victim: str, point: Point, rounds: int
+) -> None:
+    for number in range(rounds):
+        await kill_server_at(paying, projects, victim, point, arrives=number % 2 == 1)
+
+
+async def kill_server_at(stack: Stack, projects: Projects, victim: str, point: Point, *, arrives: bool) -> None:
+    cluster = stack.cluster
+    await cluster.ready()
+    cluster.settle()
+    async with AsyncExitStack() as opened:
+        payment = await Payment.prepare(stack, point, projects[point.name], opened)
+        await payment.start(1)
+        opened.callback(payment.reading.cancel)
+        await payment.reached()
+        killed = time.monotonic()
+        cluster.kill(victim)
+        if victim != "postgres":  # that one took the held write and the hold with it
+            payment.place.let_go(arrives)
+        await cluster.ready()
+        # Its text and its end were committed before.
+        await asyncio.wait_for(payment.reading, END_SECONDS)
+        run = await check_answer(stack.record, payment.client, payment.conversation, payment.answer)
+        await stack.check_books()
+        FIGURES[f"money, {victim} killed {point}: booked"].add(time.monotonic() - killed)
+        assert payment.fates(run) == [Fate.ANSWERED]
