@@ -92,6 +92,8 @@ async def freeze_and_wake(stack: Stack) -> None:
         cluster.pause("conversation", FROZEN)
         try:
             await finish_elsewhere(stack, client, runs, frozen)
+            # What the new owners told billing is booked by then, so that its tables stand still as well.
+            await stack.told()
             before, calls = stack.record.snapshot(), len(stack.provider.calls)
         finally:
             cluster.resume("conversation", FROZEN)
