@@ -18,7 +18,7 @@ from tests.chaos.stack import REPLICAS, Stack
 from tests.fakes.provider import FakeProvider
 from tests.support.cluster import Cluster
 
-VICTIMS = ("billing", "conversation")
+VICTIMS = ("billing", "conversation", pytest.param("billing and conversation", marks=pytest.mark.long))
 # From the kill to the client's terminal frame.
 END_SECONDS = 15.0
 LONG_ROUNDS = 20
@@ -75,7 +75,7 @@ async def test_every_call_is_paid_for_once_whoever_is_killed(
 async def kill_at(
     stack: Stack, projects: Projects, victim: str, points: tuple[Point, ...], owner: int, *, is_swapped: bool
 ) -> None:
-    cluster = stack.cluster
+    cluster, victims = stack.cluster, victim.split(" and ")
     await cluster.ready()
     cluster.settle()
     async with AsyncExitStack() as opened:
@@ -85,33 +85,37 @@ async def kill_at(
             await payment.start(owner)
             opened.callback(payment.reading.cancel)
         await asyncio.gather(*(payment.reached() for payment in payments))
-        if victim == "conversation" and points == (FORGETTING,):
+        if points == (FORGETTING,):
             owner = payments[0].place.replica()  # any process sends what waits
         killed = time.monotonic()
-        cluster.kill(victim, owner if victim == "conversation" else 1)
-        arrivals = {payment.point: arrives(payment.point, victim, is_swapped) for payment in payments}
+        for service in victims:
+            cluster.kill(service, owner if service == "conversation" else 1)
+        arrivals = {payment.point: arrives(payment.point, victims, is_swapped) for payment in payments}
         for payment in payments:
             payment.place.open_gate()
             payment.place.let_go(arrivals[payment.point])
-        await cluster.ready(victim)
-        away = time.monotonic() - killed
+        away = 0.0  # billing
+        for service in victims:
+            await cluster.ready(service)
+            if service == "billing":
+                away = time.monotonic() - killed
         await asyncio.wait(
             [payment.reading for payment in payments], timeout=max(0.0, killed + END_SECONDS - time.monotonic())
         )
         open_still = {payment.point.name: payment.reading for payment in payments if not payment.reading.done()}
         assert open_still == {}
-        before = [await end(payment, away if victim == "billing" else 0.0) for payment in payments]
+        answered = [await end(payment, away) for payment in payments]
         await stack.check_books()
         booked = time.monotonic() - killed
-        for payment, is_answered in zip(payments, before, strict=True):
+        for payment, is_answered in zip(payments, answered, strict=True):
             if is_answered:
                 check_fates(payment, victim, arrivals[payment.point], killed)
         FIGURES[f"money, {victim} killed at {len(points)} points: all booked"].add(booked)
 
 
-def arrives(point: Point, victim: str, is_swapped: bool) -> bool:
+def arrives(point: Point, victims: list[str], is_swapped: bool) -> bool:
     """Whether a held write still happens. One of a process that lives does: nobody took it away."""
-    if victim == "billing" and point.schema != AT_BILLING:
+    if victims == ["billing"] and point.schema != AT_BILLING:
         return True
     return point.at_commit != is_swapped
 
@@ -139,7 +143,7 @@ def check_fates(payment: Payment, victim: str, arrives: bool, killed: float) -> 
     run = payment.stack.record.run(payment.conversation)
     assert run is not None
     *before, last = payment.fates(run)
-    is_owner_killed = victim == "conversation"
+    is_owner_killed = "conversation" in victim
     assert last is Fate.ANSWERED
     assert before in expected(payment.point, is_owner_killed=is_owner_killed, arrives=arrives), payment.point
     assert run.takeovers == len(before)
