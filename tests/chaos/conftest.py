@@ -1,6 +1,6 @@
 """Two stacks of real processes for all chaos tests, and a summary of what was measured."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -15,20 +15,43 @@ from tests.support.servers import RunningPostgres
 DRAIN_SECONDS = 2.0
 
 
+# The tests' users begin more runs a minute than a user of ours may.
+UNHURRIED = {"billing": {"BILLING_RUNS_PER_MINUTE": "1000000"}}
+
+
+@pytest.fixture
+async def supervised(supervised_stack: Stack) -> AsyncIterator[Stack]:
+    """See `supervised_stack`; the books are checked after each test."""
+    yield supervised_stack
+    await supervised_stack.check_books()
+
+
+@pytest.fixture
+async def stack(two_of_each: Stack) -> AsyncIterator[Stack]:
+    """See `two_of_each`; the books are checked after each test."""
+    yield two_of_each
+    await two_of_each.check_books()
+
+
 @pytest.fixture(scope="session")
-def supervised() -> Iterator[Stack]:
+def supervised_stack() -> Iterator[Stack]:
     """Processes of its own for everything, started again when they end, as make run does."""
     with (
         FakeProvider() as provider,
         Cluster(
-            provider_url=provider.base_url, gateways=1, private_postgres=True, private_nats=True, supervised=True
+            provider_url=provider.base_url,
+            gateways=1,
+            private_postgres=True,
+            private_nats=True,
+            supervised=True,
+            environ=UNHURRIED,
         ) as cluster,
     ):
         yield Stack(cluster, provider)
 
 
 @pytest.fixture(scope="session")
-def stack(template: RunningPostgres) -> Iterator[Stack]:
+def two_of_each(template: RunningPostgres) -> Iterator[Stack]:
     """Two replicas of each service over a NATS of its own; what a test ends stays away until it restarts it."""
     with (
         FakeProvider() as provider,
@@ -40,6 +63,7 @@ def stack(template: RunningPostgres) -> Iterator[Stack]:
             nats_url=nats.url,
             gateways=2,
             conversation_drain_seconds=DRAIN_SECONDS,
+            environ=UNHURRIED,
         ) as cluster,
     ):
         yield Stack(cluster, provider, nats)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from deploy.local.secret_file import ProjectKeys
 from kit.callers import Caller, Role
 from kit.channels import Replica, call_metadata
 from tests.chaos.stack import Stack
@@ -42,13 +43,14 @@ class Direct:
 
 
 @contextlib.asynccontextmanager
-async def direct(stack: Stack, replica: int, user: str = "alice") -> AsyncIterator[Direct]:
-    """A user at one replica."""
-    slug = stack.cluster.project.slug
-    ((project,),) = stack.record.rows("SELECT id FROM conversation.projects WHERE slug = %s", slug)
+async def direct(
+    stack: Stack, replica: int, user: str = "alice", project: ProjectKeys | None = None
+) -> AsyncIterator[Direct]:
+    """A user at one replica, of the project `default` unless another is named."""
+    chosen = UUID((project or stack.cluster.project).id)
     at = Replica(stack.cluster.grpc[replica - 1])
     try:
-        metadata = call_metadata(CREDENTIAL, Caller(Role.USER, project, user), "chaos")
+        metadata = call_metadata(CREDENTIAL, Caller(Role.USER, chosen, user), "chaos")
         yield Direct(ConversationServiceStub(at.channel), metadata)
     finally:
         await at.channel.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from tests.chaos.stack import Stack
-from tests.support.holds import Hold
+from tests.support.holds import SCHEMA, Hold
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 TEXT_DELTA = RunEvent.DESCRIPTOR.fields_by_name["text_delta"].number
@@ -26,6 +26,7 @@ class Point:
     condition: str = "true"
     operation: str = "INSERT"
     at_commit: bool = False
+    schema: str = SCHEMA
 
     def __str__(self) -> str:
         return self.name
@@ -56,10 +57,21 @@ class Place:
 
     async def reached(self, conversation: str) -> int:
         """Waits until the run is here; returns the number of the replica that has it."""
+        await self.held()
+        if self._hold is None:
+            return await self._stack.owner_of(conversation)
+        return self.replica()
+
+    async def held(self) -> None:
+        """Waits until a run is here."""
         if self._hold is None:
             await self._stack.provider.until(lambda calls: any(call.held == self.gate for call in calls))
-            return await self._stack.owner_of(conversation)
-        await asyncio.to_thread(self._hold.wait, REACHED_SECONDS)
+        else:
+            await asyncio.to_thread(self._hold.wait, REACHED_SECONDS)
+
+    def replica(self) -> int:
+        """The number of the conversation replica whose write is held."""
+        assert self._hold is not None
         return self._stack.replica_behind(self._hold.caught()[0])
 
     def drop(self) -> None:
@@ -86,7 +98,9 @@ async def placed(stack: Stack, point: Point, also: str = "true") -> AsyncIterato
         yield Place(stack, point, None)
         return
     condition = f"({point.condition}) AND ({also})"
-    hold = Hold(stack.cluster.database.admin_url, point.table, condition, point.operation, at_commit=point.at_commit)
+    hold = Hold(
+        stack.cluster.database.admin_url, point.table, condition, point.operation, point.at_commit, point.schema
+    )
     await asyncio.to_thread(hold.__enter__)
     try:
         yield Place(stack, point, hold)

@@ -10,12 +10,12 @@ import psycopg
 from psycopg import sql
 
 from tests.fakes.calls import Call
-from tests.support.holds import SCHEMA
 from tests.support.http import Answer, Client
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
+SCHEMAS = ("conversation", "billing")
 # Leases are renewed all the time; everything else may only change when something happens.
-RESTLESS = ("workers",)
+RESTLESS = (("conversation", "workers"),)
 CUT = frozenset(("cut",))
 
 Rows = list[tuple[Any, ...]]
@@ -57,24 +57,26 @@ class Record:
         found = self.rows("SELECT payload FROM conversation.run_events WHERE run_id = %s ORDER BY seq", run)
         return [RunEvent.FromString(payload) for (payload,) in found]
 
-    def calls(self) -> dict[str, str]:
-        """{id: status} of every attempt at the provider."""
-        return {str(id): status for id, status in self.rows("SELECT id, status FROM conversation.api_calls")}
+    def calls(self) -> dict[str, tuple[str, bool]]:
+        """{id: (status, whether it was recorded as about to be made)} of every attempt at the provider."""
+        found = self.rows("SELECT id::text, status, rates IS NOT NULL FROM conversation.api_calls")
+        return {id: (status, is_sent) for id, status, is_sent in found}
 
     def snapshot(self) -> dict[str, Counter[str]]:
-        """Every row of every table, except leases."""
-        tables = self.rows("SELECT tablename FROM pg_tables WHERE schemaname = %s ORDER BY tablename", SCHEMA)
-        return {table: self._table(table) for (table,) in tables if table not in RESTLESS}
+        """Every row of every table of both services, except leases."""
+        query = "SELECT schemaname, tablename FROM pg_tables WHERE schemaname = ANY(%s) ORDER BY 1, 2"
+        names = [name for name in self.rows(query, list(SCHEMAS)) if name not in RESTLESS]
+        return {".".join(name): self._table(*name) for name in names}
 
-    def _table(self, name: str) -> Counter[str]:
-        statement = sql.SQL("SELECT t::text FROM {} AS t").format(sql.Identifier(SCHEMA, name))
+    def _table(self, *name: str) -> Counter[str]:
+        statement = sql.SQL("SELECT t::text FROM {} AS t").format(sql.Identifier(*name))
         return Counter(row for (row,) in self.rows(statement))
 
     def check_at_rest(self) -> None:
         """Nothing runs, streams or is on its way to the provider any more, and no log has a gap."""
         assert self.rows("SELECT id, worker_id, epoch FROM conversation.ai_runs WHERE status = 'running'") == []
         assert self.rows("SELECT id FROM conversation.ai_messages WHERE status = 'streaming'") == []
-        assert self.rows("SELECT id, run_id FROM conversation.api_calls WHERE status = 'started'") == []
+        assert self.rows("SELECT id, run_id FROM conversation.api_calls WHERE status IN ('started', 'sent')") == []
         gaps = self.rows(
             "SELECT r.id, r.last_seq, count(e.seq), min(e.seq), max(e.seq) FROM conversation.ai_runs r"
             " LEFT JOIN conversation.run_events e ON e.run_id = r.id GROUP BY r.id"
@@ -83,13 +85,17 @@ class Record:
         assert gaps == []
 
     def check_ledger(self, calls: list[Call], unseen_statuses: Set[str] = CUT) -> int:
-        """The provider's list of calls is ours; returns how many of ours it never saw: cut before the request."""
+        """The provider's list of calls is ours; returns how many of ours it never saw.
+
+        Those were never about to be made, or they are of `unseen_statuses`: cut just before the request.
+        """
         seen = [call.client_request_id or "" for call in calls]
         assert len(set(seen)) == len(seen), "a call was made twice"
         recorded = self.calls()
         assert set(seen) <= set(recorded), "a call that is not recorded"
-        unseen = {id: status for id, status in recorded.items() if id not in set(seen)}
-        assert set(unseen.values()) <= unseen_statuses, unseen
+        assert all(recorded[id][1] for id in seen), "a call was made before it was recorded as sent"
+        unseen = {id: call for id, call in recorded.items() if id not in set(seen)}
+        assert {status for status, is_sent in unseen.values() if is_sent} <= unseen_statuses, unseen
         return len(unseen)
 
     def check_shown(self, run: UUID, answer: Answer) -> None:

@@ -10,9 +10,13 @@ from uuid import UUID
 
 import psutil
 
+from deploy.local.secret_file import ProjectKeys
+from services.conversation.limits import OUTBOX_LEASE_SECONDS
+from tests.chaos.books import check_books
 from tests.chaos.record import Record, RunFacts
 from tests.fakes.calls import Call
 from tests.fakes.provider import FakeProvider
+from tests.support.books import WAITING
 from tests.support.cluster import Cluster
 from tests.support.http import Client
 from tests.support.servers import RunningNats
@@ -21,7 +25,8 @@ T = TypeVar("T")
 
 REPLICAS = (1, 2)
 POLL_SECONDS = 0.02
-PROCESSES = [("billing", 1), *((service, number) for service in ("conversation", "gateway") for number in REPLICAS)]
+# A row whose sender was killed is due again after its lease; then others have to see it, and billing to book it.
+OUTBOX_SECONDS = OUTBOX_LEASE_SECONDS + 5.0
 
 
 @dataclass
@@ -37,19 +42,38 @@ class Stack:
     def __post_init__(self) -> None:
         self.record = Record(self.record_url or self.cluster.database.admin_url)
 
-    def client(self, *gateways: int, user: str = "alice") -> AbstractAsyncContextManager[Client]:
-        """A client of some gateways (by number), or of all."""
+    def client(
+        self, *gateways: int, user: str = "alice", project: ProjectKeys | None = None
+    ) -> AbstractAsyncContextManager[Client]:
+        """A client of some gateways (by number), or of all; of the project `default` unless another is named."""
         addresses = [self.cluster.http[number - 1] for number in gateways] or self.cluster.http
-        return Client(addresses, self.cluster.headers(user))
+        return Client(addresses, self.cluster.headers(user, project))
 
     async def whole(self) -> None:
         """Waits until all is there and ready, after whatever a test before did and left."""
-        for service, index in PROCESSES:
-            if self.cluster.has_ended(service, index):
-                self.cluster.restart(service, index)
-            else:
-                self.cluster.resume(service, index)
-        await self.cluster.ready()
+        cluster = self.cluster
+        for service, addresses in (
+            ("billing", cluster.billing),
+            ("conversation", cluster.grpc),
+            ("gateway", cluster.http),
+        ):
+            for index in range(1, len(addresses) + 1):
+                if not cluster.has_ended(service, index):
+                    cluster.resume(service, index)
+                elif not cluster.is_supervised:
+                    cluster.restart(service, index)
+        await cluster.ready()
+
+    async def told(self, seconds: float = OUTBOX_SECONDS) -> None:
+        """Waits until billing has received all that was ever to be told. Raises TimeoutError."""
+        await until(lambda: self.record.rows(WAITING) == [(0,)], seconds)
+
+    async def check_books(self) -> None:
+        """At the end of a test: all is at rest, and every call is paid for once, as it was made."""
+        await self.whole()
+        await self.told()
+        self.record.check_at_rest()
+        check_books(self.record, self.provider.calls)
 
     async def run_of(self, conversation: str) -> RunFacts:
         """The conversation's run, as soon as it is recorded."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -30,8 +30,15 @@ LONG_ROUNDS = 3
 Servers = tuple[Stack, RunningPostgres, RunningNats]
 
 
+@pytest.fixture
+async def slow(slow_servers: Servers) -> AsyncIterator[Servers]:
+    """See `slow_servers`; the books are checked after each test."""
+    yield slow_servers
+    await slow_servers[0].check_books()
+
+
 @pytest.fixture(scope="module")
-def slow() -> Iterator[Servers]:
+def slow_servers() -> Iterator[Servers]:
     """Two replicas of each service that reach Postgres and NATS through slow proxies only."""
     with (
         FakeProvider() as provider,

@@ -10,6 +10,7 @@ import pytest
 
 from tests.chaos.direct import Direct, direct
 from tests.chaos.figures import FIGURES
+from tests.chaos.payments import HOLD, SENT
 from tests.chaos.points import LAST_DELTA, MID_TEXT, START, Place, Point, placed
 from tests.chaos.record import check_answer
 from tests.chaos.stack import Stack, until
@@ -34,9 +35,9 @@ class Freeze:
     script: str = ""
 
     @property
-    def holds_calls(self) -> bool:
+    def knows_thread(self) -> bool:
         """Whether it holds a row that knows its thread, so that it can be placed before the run is known."""
-        return self.point is not None and self.point.table == "api_calls"
+        return self.point is not None and self.point.table in ("api_calls", "holds")
 
 
 FREEZES = (
@@ -44,6 +45,8 @@ FREEZES = (
     Freeze("inside the finish's transaction", LAST_DELTA, arrives=False),
     Freeze("between an attempt's record and its request", RETRY, script="error=500 times=1"),
     Freeze("inside the start's transaction", START),
+    Freeze("while it is given its hold", HOLD),
+    Freeze("between its hold and its request", SENT),
     # Last, for it stops the lane that all runs of a process share.
     Freeze("inside an append", MID_TEXT),
 )
@@ -92,6 +95,8 @@ async def freeze_and_wake(stack: Stack) -> None:
         cluster.pause("conversation", FROZEN)
         try:
             await finish_elsewhere(stack, client, runs, frozen)
+            # What the new owners told billing is booked by then, so that its tables stand still as well.
+            await stack.told()
             before, calls = stack.record.snapshot(), len(stack.provider.calls)
         finally:
             cluster.resume("conversation", FROZEN)
@@ -104,8 +109,8 @@ async def prepare(
 ) -> Frozen:
     """The run at its gate, and its hold; a run whose start is to be held is not started yet."""
     run = Frozen(freeze, await client.create_conversation())
-    also = f"NEW.thread_id = '{run.conversation}'" if freeze.holds_calls else ""
-    if not freeze.holds_calls:
+    also = f"NEW.thread_id = '{run.conversation}'" if freeze.knows_thread else ""
+    if not freeze.knows_thread:
         also = f"NEW.run_id = '{await replica.start(run.conversation, run.script)}'"
         run.reading = asyncio.create_task(timed(run, client.follow(run.conversation, run.answer)))
         await stack.provider.until(lambda calls: any(call.held == run.gate for call in calls))
@@ -127,11 +132,14 @@ async def bring_to_its_point(stack: Stack, client: Client, replica: Direct, run:
         run.reading = asyncio.create_task(
             timed(run, client.read_to_end(run.conversation, run.script, answer=run.answer))
         )
-    elif run.freeze.holds_calls:
+    elif run.freeze.knows_thread:
         await replica.start(run.conversation, run.script)
         run.reading = asyncio.create_task(timed(run, client.follow(run.conversation, run.answer)))
     else:
         stack.provider.open_gate(run.gate)
+    if run.freeze.point is HOLD:  # held in billing, which does what this owner asked for
+        await run.place.held()
+        return
     while await run.place.reached(run.conversation) != FROZEN:
         run.place.drop()  # the gateway asks the other replica
 

@@ -28,6 +28,10 @@ BREACHES: dict[str, str] = {
     "a hold was left behind": f"""
         SELECT h.api_call_id, c.status FROM billing.holds h JOIN ({HEARD}) c ON c.id = h.api_call_id
         WHERE h.status NOT IN ('settled', 'released')""",
+    "a hold is settled and not booked, or the other way round": """
+        SELECT h.api_call_id, h.status, l.api_call_id FROM billing.holds h
+        LEFT JOIN billing.cost_ledger l USING (api_call_id)
+        WHERE (h.status = 'settled') <> (l.api_call_id IS NOT NULL)""",
     "a message and its calls differ": """
         SELECT m.id, m.status, m.cost_nano, coalesce(sum(c.cost_nano), 0) FROM conversation.ai_messages m
         LEFT JOIN conversation.api_calls c ON c.message_id = m.id
@@ -39,6 +43,12 @@ BREACHES: dict[str, str] = {
         LEFT JOIN conversation.api_calls c ON c.thread_id = t.id GROUP BY t.id
         HAVING (t.cost_nano, t.tokens_in, t.tokens_out) <> (coalesce(sum(c.cost_nano), 0),
             coalesce(sum(c.tokens_in), 0), coalesce(sum(c.tokens_out), 0))""",
+    "a thread and its ledger rows differ": """
+        SELECT t.id, t.cost_nano, coalesce(sum(l.cost_nano), 0) FROM conversation.ai_threads t
+        LEFT JOIN billing.cost_ledger l ON l.thread_id = t.id
+        WHERE NOT EXISTS (SELECT FROM conversation.outbox o JOIN conversation.api_calls c ON c.id = o.id
+            WHERE c.thread_id = t.id)
+        GROUP BY t.id HAVING t.cost_nano <> coalesce(sum(l.cost_nano), 0)""",
     "an account is not the sum of its holds and ledger rows": COMPARE,
     "more was held and spent than a limit allows": """
         SELECT a.project_id, a.user_id, a.period, a.held_nano, a.spent_nano, s.limit_nano

@@ -108,6 +108,11 @@ class Cluster:
         return self._addresses("billing")
 
     @property
+    def is_supervised(self) -> bool:
+        """Whether ended processes are started again without a `restart`."""
+        return self._supervised
+
+    @property
     def project(self) -> ProjectKeys:
         """The project `default`."""
         assert self._project is not None

@@ -27,6 +27,7 @@ CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM pg_catalog.pg_advisory_lock_shared({key});
   PERFORM pg_catalog.pg_advisory_unlock_shared({key});
+  IF TG_OP = 'DELETE' THEN RETURN OLD; END IF;  -- NEW would be NULL, and the row would stay
   RETURN NEW;
 END $$;
 CREATE {kind} {name} {moment} {operation} ON {table} {timing} FOR EACH ROW WHEN ({condition})
@@ -44,7 +45,7 @@ AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 
 
 class Hold:
-    """Holds rows of a table that meet an SQL condition over NEW. Holds from `__enter__` to `release`.
+    """Holds rows of a table that meet an SQL condition over NEW, of a DELETE over OLD; from `__enter__` to `release`.
 
     With `at_commit` it holds the COMMIT of a transaction that wrote such a row.
     """
