@@ -25,9 +25,11 @@ BREACHES: dict[str, str] = {
     "a ledger row is of no call": """
         SELECT l.api_call_id FROM billing.cost_ledger l
         WHERE NOT EXISTS (SELECT FROM conversation.api_calls c WHERE c.id = l.api_call_id)""",
+    # One that expired has freed its money, and a release of it changes nothing (decision 0012).
     "a hold was left behind": f"""
-        SELECT h.api_call_id, c.status FROM billing.holds h JOIN ({HEARD}) c ON c.id = h.api_call_id
-        WHERE h.status NOT IN ('settled', 'released')""",
+        SELECT h.api_call_id, c.status, h.status FROM billing.holds h JOIN ({HEARD}) c ON c.id = h.api_call_id
+        WHERE h.status = 'open' OR (h.status = 'settled') <> EXISTS (
+            SELECT FROM billing.cost_ledger l WHERE l.api_call_id = h.api_call_id)""",
     "a message and its calls differ": """
         SELECT m.id, m.status, m.cost_nano, coalesce(sum(c.cost_nano), 0) FROM conversation.ai_messages m
         LEFT JOIN conversation.api_calls c ON c.message_id = m.id
