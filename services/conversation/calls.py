@@ -159,13 +159,16 @@ class ModelCall:
                 f"The model provider was silent for {idle_seconds:g} seconds.",
                 {"provider": self.provider} if self.provider else {},
             )
-            self.failure = ProviderFailure(error, is_retryable=True)
+            # Silent also before the status line: the request was sent, and the provider may be at work on it.
+            self.failure = ProviderFailure(error, is_retryable=True, may_be_billed=True)
         except Exception as error:
             # An adapter met what it was not written for: the run must still end.
             UNEXPECTED_ERRORS.labels("provider").inc()
             log.error("adapter failed", run_id=str(self._run.id), exc_info=error)
             self.failure = ProviderFailure(
-                ServiceError("AI_PROVIDER_ERROR", "The model provider's answer could not be read."), False
+                ServiceError("AI_PROVIDER_ERROR", "The model provider's answer could not be read."),
+                is_retryable=False,
+                may_be_billed=True,
             )
 
     def closing_events(self, step_reason: str) -> list[RunEvent]:

@@ -96,6 +96,16 @@ async def test_a_fault_has_a_clear_outcome_and_the_thread_works_on(
     assert len(await service.alice.messages(thread)) == (3 if fault.deltas is None else 4)
 
 
+@pytest.mark.usefixtures("short_delays")
+async def test_a_call_that_was_silent_from_the_start_is_booked(launch: Launcher, provider: FakeProvider) -> None:
+    service = await launch(THREADLOOM_MODEL_IDLE_SECONDS="0.25")
+    thread = await service.alice.thread()
+    await ended(service, thread, "[fake hang=-1]")
+    booked = await service.books.settled()
+    assert [(entry.input - 1, entry.output) for entry in booked] == [(call.prompt_tokens, 0) for call in provider.calls]
+    assert all(entry.estimated for entry in booked)
+
+
 async def test_a_wrong_key_is_told_without_the_key(launch: Launcher) -> None:
     service = await launch(OPENAI_API_KEY="bad")
     thread = await service.alice.thread()
