@@ -26,7 +26,9 @@ class Ask:
 
     def request(self, thread: str, name: str, key: str) -> RunRequest:
         """The request. `name` is its gate's and its failures'; no other ask has it."""
-        script = {**self.script, "key": name} | ({} if self.gate_at is None else {"gate": name, "gate_at": self.gate_at})
+        script = {**self.script, "key": name} | (
+            {} if self.gate_at is None else {"gate": name, "gate_at": self.gate_at}
+        )
         words = " ".join(f"{key}={value}" for key, value in script.items())
         options = RunOptions()
         if self.most is not None:

@@ -5,11 +5,15 @@ what happened before, so that Hypothesis can draw a whole schedule whatever the 
 """
 
 import asyncio
+import functools
 import itertools
+import traceback
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+import hypothesis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
@@ -75,15 +79,44 @@ class Seen:
 
     expired: set[str] = field(default_factory=set)
     hanging: bool = False
+    stopped: set[str] = field(default_factory=set)  # runs that hang, cancelled at the end
     gates: list[str] = field(default_factory=list)
-    story: list[str] = field(default_factory=list)
+
+
+def told(step: Callable[..., None]) -> Callable[..., None]:
+    """A step that is told when the schedule fails.
+
+    Hypothesis would play it once more to tell it, and say only that it is flaky when it goes well then:
+    timing decides too.
+    """
+
+    @functools.wraps(step)
+    def play(self: "Schedule", **drawn: object) -> None:
+        self.story.append(f"{step.__name__}({', '.join(f'{name}={value!r}' for name, value in drawn.items())})")
+        try:
+            step(self, **drawn)
+        except Exception as error:
+            self.failures.append("\n".join([*self.story, *traceback.format_exception(error)]))
+            raise
+
+    return play
+
+
+async def may_be_gone(work: Awaitable[object]) -> None:
+    """Does it; a run or thread that is gone, or somebody else's this moment, is no fault."""
+    try:
+        await work
+    except ServiceError as error:
+        if error.reason not in ("NOT_FOUND", "UNAVAILABLE"):
+            raise
 
 
 class Schedule(RuleBasedStateMachine):
-    """One schedule."""
+    """One schedule. `failures` gets its story when it fails."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, failures: list[str]) -> None:
         super().__init__()
+        self.story, self.failures = list[str](), failures
         self._world, self._do = world, world.do
         self._tenant: Tenant = self._do(world.tenant())
         self._talks = [Talk("alice"), Talk("alice"), Talk("bob")]
@@ -100,17 +133,16 @@ class Schedule(RuleBasedStateMachine):
     @initialize(
         cap=LIMITS, alice=LIMITS, bob=LIMITS, asks=st.lists(st.tuples(THREADS, ASKS, SERVICES), min_size=1, max_size=3)
     )
-    def begin(
-        self, cap: int | None, alice: int | None, bob: int | None, asks: list[tuple[int, Ask, int]]
-    ) -> None:
+    def begin(self, cap: int | None, alice: int | None, bob: int | None, asks: list[tuple[int, Ask, int]]) -> None:
         """Limits are there before anything is spent: one that is set below what was spent is passed already."""
         for user, nano in (("", cap), ("alice", alice), ("bob", bob)):
             if nano is not None:
                 self._set_limit(user, nano)
         for talk, ask, service in asks:
-            self.ask(talk, ask, service)
+            self._do(self._ask(self._talks[talk], ask, service))
 
     @rule(user=st.sampled_from(["", "alice", "bob"]), more=MONEY)
+    @told
     def raise_limit(self, user: str, more: int) -> None:
         if user in self._limits:
             self._set_limit(user, self._limits[user] + more)
@@ -123,59 +155,63 @@ class Schedule(RuleBasedStateMachine):
     # ------------------------------------------------------------------ runs
 
     @rule(talk=THREADS, ask=ASKS, service=SERVICES)
+    @told
     def ask(self, talk: int, ask: Ask, service: int) -> None:
         self._do(self._ask(self._talks[talk], ask, service))
 
     @rule(talk=THREADS, service=SERVICES)
+    @told
     def ask_again(self, talk: int, service: int) -> None:
         """The client never heard the answer and sends its request once more."""
-        found = self._talks[talk]
+        found = self._used(talk)
         if found.request is not None:
             self._do(self._send(found, found.request, service))
 
     @rule(talk=THREADS, service=SERVICES, at_gate=st.booleans())
+    @told
     def cancel(self, talk: int, service: int, at_gate: bool) -> None:
-        self._do(self._cancel(self._talks[talk], service, at_gate))
+        self._do(self._cancel(self._used(talk), service, at_gate))
 
     @rule(talk=THREADS, at_gate=st.booleans())
+    @told
     def crash(self, talk: int, at_gate: bool) -> None:
-        self._do(self._crash(self._talks[talk], at_gate))
+        self._do(self._crash(self._used(talk), at_gate))
 
     @rule(talk=THREADS, service=SERVICES)
+    @told
     def delete(self, talk: int, service: int) -> None:
-        self._do(self._delete(self._talks[talk], service))
+        self._do(self._delete(self._used(talk), service))
 
     @rule(talk=THREADS)
-    def open_gate(self, talk: int) -> None:
-        self._world.provider.open_gate(self._talks[talk].gate)
-
-    @rule(talk=THREADS)
+    @told
     def finish(self, talk: int) -> None:
-        self._do(self._finish(self._talks[talk]))
+        self._do(self._finish(self._used(talk)))
 
     # ------------------------------------------------------------------ the way to billing
 
-    @rule()
-    def cut_way(self) -> None:
-        self._world.way.cut()
-
-    @rule()
-    def mend_way(self) -> None:
-        self._world.way.mend()
+    @rule(is_up=st.booleans())
+    @told
+    def change_way(self, is_up: bool) -> None:
+        way = self._world.way
+        way.mend() if is_up else way.cut()
 
     @rule(method=st.sampled_from(METHODS), fault=st.sampled_from(list(Fault)), times=st.integers(1, 2))
+    @told
     def lose(self, method: str, fault: Fault, times: int) -> None:
         self._world.faults.add(str(self._project), method, fault, times)
 
     # ------------------------------------------------------------------ clocks
 
-    @rule()
-    def expire_holds(self) -> None:
-        self._do(self._expire())
-
-    @rule(statement=st.sampled_from([POSTPONE, HURRY]))
-    def move_outbox(self, statement: str) -> None:
-        self._do(self._world.sql.rows(statement, self._project))
+    @rule(what=st.sampled_from(["holds expire", "outbox waits", "outbox is due"]))
+    @told
+    def change_clock(self, what: str) -> None:
+        match what:
+            case "holds expire":
+                self._do(self._expire())
+            case "outbox waits":
+                self._do(self._world.sql.rows(POSTPONE, self._project))
+            case "outbox is due":
+                self._do(self._world.sql.rows(HURRY, self._project))
 
     # ------------------------------------------------------------------ how
 
@@ -192,9 +228,11 @@ class Schedule(RuleBasedStateMachine):
     async def _send(self, talk: Talk, request: RunRequest, service: int) -> bool:
         """Whether there is a run; it goes on."""
         reading = self._person(talk, service).send(request)
-        async with asyncio.timeout(START_SECONDS):
-            while not reading.events and not reading.task.done():
-                await asyncio.sleep(0.001)
+
+        async def has_begun() -> bool:
+            return bool(reading.events) or reading.task.done()
+
+        assert await self._world.until(has_begun, START_SECONDS)
         if not reading.events:
             assert reading.error is not None
             # What a client may be told before its run began; a refusal for money comes with the run.
@@ -206,10 +244,7 @@ class Schedule(RuleBasedStateMachine):
     async def _cancel(self, talk: Talk, service: int, at_gate: bool) -> None:
         if talk.run_id:
             await self._reach_gate(talk, at_gate)
-            try:
-                await self._person(talk, service).cancel(talk.run_id)
-            except ServiceError as error:
-                assert error.reason in ("NOT_FOUND", "UNAVAILABLE"), error
+            await may_be_gone(self._person(talk, service).cancel(talk.run_id))
 
     async def _crash(self, talk: Talk, at_gate: bool) -> None:
         if talk.thread:
@@ -218,10 +253,7 @@ class Schedule(RuleBasedStateMachine):
 
     async def _delete(self, talk: Talk, service: int) -> None:
         if talk.thread:
-            try:
-                await self._person(talk, service).delete(talk.thread)
-            except ServiceError as error:
-                assert error.reason in ("NOT_FOUND", "UNAVAILABLE"), error
+            await may_be_gone(self._person(talk, service).delete(talk.thread))
             talk.thread, talk.request, talk.run_id = "", None, ""
 
     async def _finish(self, talk: Talk) -> None:
@@ -249,11 +281,17 @@ class Schedule(RuleBasedStateMachine):
 
         await self._world.until(is_there, GATE_SECONDS)
 
+    def _used(self, number: int) -> Talk:
+        """One of the threads in which something was asked."""
+        used = [talk for talk in self._talks if talk.reading is not None]
+        return used[number % len(used)] if used else self._talks[0]
+
     def _person(self, talk: Talk, service: int) -> Person:
         return self._tenant.people[service][talk.user]
 
     # ------------------------------------------------------------------ the end
 
+    @told
     def teardown(self) -> None:
         self._do(self._end())
 
@@ -284,8 +322,9 @@ class Schedule(RuleBasedStateMachine):
 
     async def _stop_hanging(self, run: str) -> None:
         for talk in self._talks:
-            if talk.run_id == run:
+            if talk.run_id == run and run not in self._seen.stopped:
                 await self._cancel(talk, 1, at_gate=False)
+                self._seen.stopped.add(run)
 
     async def _left(self) -> dict[str, Any]:
         return {
@@ -315,24 +354,33 @@ class Schedule(RuleBasedStateMachine):
             yield f"alarms: {now}, before: {self._alarms}"
 
 
-def run_schedules(world: World, schedules: int) -> None:
-    """Runs so many, drawn by Hypothesis; seeds come from `hypothesis.seed` on it or the command line."""
-    run_state_machine_as_test(made(world), settings=limits_of(schedules))
+def run_schedules(world: World, schedules: int, seed: int | None = None) -> None:
+    """Runs so many, drawn by Hypothesis from the seed or that of the command line."""
+    failures: list[str] = []
+    make = _made(world, failures)
+    if seed is not None:
+        make = hypothesis.seed(seed)(make)
+    try:
+        run_state_machine_as_test(make, settings=_settings(schedules))
+    except BaseException:
+        if failures:
+            raise AssertionError(failures[0]) from None
+        raise
 
 
-def made(world: World) -> Any:
+def _made(world: World, failures: list[str]) -> Any:
     """Makes schedules in this world, which is emptied now and then."""
     numbers = itertools.count(1)
 
     def make() -> Schedule:
         if next(numbers) % SCHEDULES_KEPT == 0:
             world.do(world.empty())
-        return Schedule(world)
+        return Schedule(world, failures)
 
     return make
 
 
-def limits_of(schedules: int) -> settings:
+def _settings(schedules: int) -> settings:
     """Only drawing: what fails depends on timing too, and is told whole, so shrinking it would only take time."""
     return settings(
         max_examples=schedules,

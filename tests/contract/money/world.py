@@ -77,7 +77,13 @@ class World:
     """What runs. `services` are two on one database; `way` is their way to billing."""
 
     def __init__(
-        self, services: list[Service], books: Books, provider: FakeProvider, way: SlowProxy, faults: Faults, upkeep: Upkeep
+        self,
+        services: list[Service],
+        books: Books,
+        provider: FakeProvider,
+        way: SlowProxy,
+        faults: Faults,
+        upkeep: Upkeep,
     ) -> None:
         self.services, self.books, self.provider = services, books, provider
         self.way, self.faults, self.upkeep = way, faults, upkeep
@@ -152,9 +158,7 @@ async def open_world(database: Database, nats_url: str, provider: FakeProvider) 
         nobody = dict.fromkeys(("alice", "bob", "role", "system"), SYSTEM)
         launcher = Launcher(environ, nobody, books)
         stack.push_async_callback(launcher.close)
-        services = [
-            await launcher(THREADLOOM_MODEL_IDLE_SECONDS=idle) for idle in (IMPATIENT_SECONDS, PATIENT_SECONDS)
-        ]
+        services = [await launcher(THREADLOOM_MODEL_IDLE_SECONDS=idle) for idle in (IMPATIENT_SECONDS, PATIENT_SECONDS)]
         pool = await stack.enter_async_context(
             psycopg_pool.AsyncConnectionPool(
                 database.billing_engine_url, min_size=1, max_size=1, kwargs={"autocommit": True}, open=False
