@@ -25,6 +25,7 @@ BREACHES: dict[str, str] = {
     "a ledger row is of no call": """
         SELECT l.api_call_id FROM billing.cost_ledger l
         WHERE NOT EXISTS (SELECT FROM conversation.api_calls c WHERE c.id = l.api_call_id)""",
+    # One that expired has freed its money, and a release of it changes nothing (decision 0012).
     "a hold was left behind": f"""
         SELECT h.api_call_id, c.status FROM billing.holds h JOIN ({HEARD}) c ON c.id = h.api_call_id
         WHERE h.status NOT IN ('settled', 'released')""",

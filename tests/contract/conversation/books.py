@@ -58,22 +58,29 @@ class Books:
         """Sets a price for every project."""
         await self._call(self._stub.SetPrice, api.SetPriceRequest(model=model, rates=rates))
 
-    async def quota(self, project: UUID, user: str, nano: int) -> None:
-        """Sets a user's quota of all time."""
-        request = api.SetQuotaRequest(
-            project_id=str(project), user_id=user, period=Period.PERIOD_TOTAL, limit=Money(nano_usd=nano)
-        )
+    async def quota(
+        self, project: UUID, user: str, nano: int, period: "Period.ValueType" = Period.PERIOD_TOTAL
+    ) -> None:
+        """Sets a user's quota."""
+        limit = Money(nano_usd=nano)
+        request = api.SetQuotaRequest(project_id=str(project), user_id=user, period=period, limit=limit)
         await self._call(self._stub.SetQuota, request)
 
-    async def cap(self, project: UUID, nano: int) -> None:
-        """Sets a project's cap of all time."""
-        request = api.SetCapRequest(project_id=str(project), period=Period.PERIOD_TOTAL, limit=Money(nano_usd=nano))
+    async def cap(self, project: UUID, nano: int, period: "Period.ValueType" = Period.PERIOD_TOTAL) -> None:
+        """Sets a project's cap."""
+        request = api.SetCapRequest(project_id=str(project), period=period, limit=Money(nano_usd=nano))
         await self._call(self._stub.SetCap, request)
 
     async def runs_per_minute(self, project: UUID, runs: int) -> None:
         """Sets a project's rate limit."""
         request = api.SetTermsRequest(project_id=str(project), terms=Terms(runs_per_minute=runs))
         await self._call(self._stub.SetTerms, request)
+
+    async def sums(self, user: str = "") -> tuple[int, int]:
+        """(held, spent) of all time: of a user, or of the whole of the one project that spends."""
+        query = "SELECT held_nano, spent_nano FROM billing.accounts WHERE user_id = %s AND period = 'total'"
+        rows = await self.sql.rows(query, user)
+        return rows[0] if rows else (0, 0)
 
     async def ledger(self) -> list[Entry]:
         """Every row, oldest first."""
