@@ -28,7 +28,7 @@ BREACHES: dict[str, str] = {
     # One that expired has freed its money, and a release of it changes nothing (decision 0012).
     "a hold was left behind": f"""
         SELECT h.api_call_id, c.status FROM billing.holds h JOIN ({HEARD}) c ON c.id = h.api_call_id
-        WHERE h.status NOT IN ('settled', 'released')""",
+        WHERE h.status = 'open'""",
     "a hold is settled and not booked, or the other way round": """
         SELECT h.api_call_id, h.status, l.api_call_id FROM billing.holds h
         LEFT JOIN billing.cost_ledger l USING (api_call_id)
