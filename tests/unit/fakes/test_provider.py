@@ -133,7 +133,8 @@ async def test_usage_is_shown_as_asked(client: Client, usage: str, asked: bool, 
 
 async def test_usage_figures_are_the_scripted_ones(client: Client) -> None:
     body = await client.stream(
-        "[fake usage=always prompt_tokens=9 completion_tokens=8 cached_tokens=7 cache_write_tokens=1 reasoning_tokens=6]"
+        "[fake usage=always prompt_tokens=9 completion_tokens=8 cached_tokens=7 cache_write_tokens=1"
+        " reasoning_tokens=6]"
     )
     assert events(body)[-1]["usage"] == {
         "prompt_tokens": 9,
