@@ -29,7 +29,7 @@ from threadloom.conversation.v1.conversation_service_pb2 import RunRequest
 
 STEPS = 10  # of a schedule at most: enough for three runs and what befalls them
 SCHEDULES_KEPT = 40  # rows of so many are looked over together, so that what happens late is seen too
-GATE_SECONDS = 0.2  # a run that does not reach its gate was refused, or ended before it
+REACH_SECONDS = 0.1  # a run that does not reach its gate was refused, or ended before it
 FINISH_SECONDS = 30.0  # far more than any schedule needs
 START_SECONDS = 10.0
 
@@ -57,6 +57,8 @@ MONEY = st.integers(0, 12).map(lambda steps: steps * 50_000)
 LIMITS = st.one_of(st.none(), MONEY, MONEY)
 THREADS = st.integers(0, 2)
 SERVICES = st.integers(0, 1)
+# When something befalls a run.
+MOMENTS = st.sampled_from(["now", "gate", "retry"])
 # Gates and failures are named so, over all schedules.
 _names = (f"g{number}" for number in itertools.count(1))
 
@@ -167,15 +169,15 @@ class Schedule(RuleBasedStateMachine):
         if found.request is not None:
             self._do(self._send(found, found.request, service))
 
-    @rule(talk=THREADS, service=SERVICES, at_gate=st.booleans())
+    @rule(talk=THREADS, service=SERVICES, moment=MOMENTS)
     @told
-    def cancel(self, talk: int, service: int, at_gate: bool) -> None:
-        self._do(self._cancel(self._used(talk), service, at_gate))
+    def cancel(self, talk: int, service: int, moment: str) -> None:
+        self._do(self._cancel(self._used(talk), service, moment))
 
-    @rule(talk=THREADS, at_gate=st.booleans())
+    @rule(talk=THREADS, moment=MOMENTS)
     @told
-    def crash(self, talk: int, at_gate: bool) -> None:
-        self._do(self._crash(self._used(talk), at_gate))
+    def crash(self, talk: int, moment: str) -> None:
+        self._do(self._crash(self._used(talk), moment))
 
     @rule(talk=THREADS, service=SERVICES)
     @told
@@ -241,14 +243,14 @@ class Schedule(RuleBasedStateMachine):
         talk.reading, talk.run_id = reading, reading.run_id
         return True
 
-    async def _cancel(self, talk: Talk, service: int, at_gate: bool) -> None:
+    async def _cancel(self, talk: Talk, service: int, moment: str) -> None:
         if talk.run_id:
-            await self._reach_gate(talk, at_gate)
+            await self._reach(talk, moment)
             await may_be_gone(self._person(talk, service).cancel(talk.run_id))
 
-    async def _crash(self, talk: Talk, at_gate: bool) -> None:
+    async def _crash(self, talk: Talk, moment: str) -> None:
         if talk.thread:
-            await self._reach_gate(talk, at_gate)
+            await self._reach(talk, moment)
             await self._world.sql.rows(CRASH, talk.thread)
 
     async def _delete(self, talk: Talk, service: int) -> None:
@@ -263,7 +265,7 @@ class Schedule(RuleBasedStateMachine):
         async def is_over() -> bool:
             return talk.reading is None or talk.reading.task.done()
 
-        await self._world.until(is_over, GATE_SECONDS)
+        await self._world.until(is_over, REACH_SECONDS)
 
     async def _expire(self) -> None:
         """An hour passes; a call under way goes on without its hold."""
@@ -271,15 +273,20 @@ class Schedule(RuleBasedStateMachine):
         self._seen.expired |= {id for (id,) in rows}
         await self._world.upkeep.sweep()
 
-    async def _reach_gate(self, talk: Talk, at_gate: bool) -> None:
-        if not at_gate:
+    async def _reach(self, talk: Talk, moment: str) -> None:
+        """Waits until the run is held at its gate, or waits to make its call again; not for long."""
+        reading = talk.reading
+        if moment == "now" or reading is None:
             return
 
         async def is_there() -> bool:
-            is_over = talk.reading is None or talk.reading.task.done()
-            return is_over or any(call.held == talk.gate for call in self._world.provider.calls)
+            if moment == "retry":
+                is_met = any(event.trace_started.HasField("retry") for event in reading.events)
+            else:
+                is_met = any(call.held == talk.gate for call in self._world.provider.calls)
+            return is_met or reading.task.done()
 
-        await self._world.until(is_there, GATE_SECONDS)
+        await self._world.until(is_there, REACH_SECONDS)
 
     def _used(self, number: int) -> Talk:
         """One of the threads in which something was asked."""
@@ -316,14 +323,17 @@ class Schedule(RuleBasedStateMachine):
         if self._seen.hanging:
             for (run,) in running:
                 await self._stop_hanging(run)
+        if running or any(call.outcome == "open" for call in self._world.provider.calls):
+            return False
+        if await self._world.sql.value(WAITING, self._project) == 0:
+            return True
         await self._world.sql.rows(LATE_ROWS, self._project)
-        is_told = await self._world.sql.value(WAITING, self._project) == 0
-        return not running and is_told and not any(call.outcome == "open" for call in self._world.provider.calls)
+        return False
 
     async def _stop_hanging(self, run: str) -> None:
         for talk in self._talks:
             if talk.run_id == run and run not in self._seen.stopped:
-                await self._cancel(talk, 1, at_gate=False)
+                await self._cancel(talk, 1, "now")
                 self._seen.stopped.add(run)
 
     async def _left(self) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from tests.support import databases
 from tests.support.servers import RunningPostgres
 
 SCHEDULES = 120  # under a minute
-PARTS = 6  # of 100 schedules each
-PARTS_TOLD = 1  # progress is told after so many
+PARTS = 100  # of 100 schedules each
+PARTS_TOLD = 5  # progress is told after so many
 LONG_SECONDS = 7200  # more than a busy machine needs for all parts
 
 

@@ -42,11 +42,11 @@ QUICK = {
     "OUTBOX_PAUSE_SECONDS": 0.02,
     "OUTBOX_DOUBLINGS": 2,
 }
-RETRY_DELAY_SECONDS = 0.01
+RETRY_DELAY_SECONDS = 0.05  # something can befall a run meanwhile
 # One service gives up silent providers, the other waits: both ends of a call that hangs are met.
 IMPATIENT_SECONDS, PATIENT_SECONDS = "0.3", "30"
 USERS = ("alice", "bob")
-POLL_SECONDS = 0.005
+POLL_SECONDS = 0.01
 LOG_LEVEL = 50  # nothing: what goes wrong here is on purpose
 # Nothing of a schedule may touch these: errors nobody expected, settles that differ, costs that differ.
 ALARMS = {
