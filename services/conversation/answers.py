@@ -6,7 +6,7 @@ Decisions are `domain`'s; what is decided is committed through the journal.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import UUID
 
@@ -18,8 +18,8 @@ from kit.db import is_away
 from kit.errors import ServiceError, internal, seconds
 from kit.ids import new_id
 from kit.telemetry import UNEXPECTED_ERRORS, log
-from services.conversation import billing, limits
-from services.conversation.billing import Billing, Payer
+from services.conversation import limits
+from services.conversation.billing import Billing
 from services.conversation.calls import ModelCall, Stage
 from services.conversation.domain import endings, events, tokens
 from services.conversation.domain.fold import RunState
@@ -31,17 +31,18 @@ from services.conversation.domain.history import (
     to_chat_messages,
 )
 from services.conversation.domain.retries import retry_delay
-from services.conversation.domain.usage import Hold, add_usage, estimated, priced
+from services.conversation.domain.usage import estimated
 from services.conversation.journal import Journal, MakeStatements, Publish, RunLostError
 from services.conversation.owned_run import OwnedRun, Stop
 from services.conversation.ownership import Ownership
+from services.conversation.paying import Cut, Paying
 from services.conversation.provider_keys import ProviderKeys
 from services.conversation.providers.model import ModelClient, ModelRequest, ProviderFailure
 from services.conversation.settings import OutputLimits, TurnLimits
 from services.conversation.store import log as event_log
 from services.conversation.store import owning
 from services.conversation.store.log import Statement
-from services.conversation.store.owning import CallEnd, KnownCall, Notice
+from services.conversation.store.owning import CallEnd
 from threadloom.conversation.v1.message_pb2 import Usage
 from threadloom.conversation.v1.run_event_pb2 import RetryTrace, RunEvent
 
@@ -69,25 +70,12 @@ class Answering:
     output: OutputLimits
 
 
-@dataclass(frozen=True)
-class Cut:
-    """The attempts a lost owner left open: how each ends, and what they are taken to have consumed together."""
-
-    ends: tuple[CallEnd, ...] = ()
-    usage: Usage = field(default_factory=Usage)
-
-    @property
-    def statements(self) -> list[Statement]:
-        """Closes them."""
-        return [owning.end_call(end) for end in self.ends]
-
-
 class Answer:
     """One run being answered by this process."""
 
     def __init__(self, answering: Answering, run: OwnedRun) -> None:
         self._with, self._run = answering, run
-        self._notices: list[Notice] = []  # of this run's calls so far, committed; billing may not have them yet
+        self._paying = Paying(answering.billing, answering.output, run)
 
     async def make(self, call_id: UUID) -> None:
         """Calls the model until it answers, fails for good, or the run is to stop.
@@ -196,7 +184,7 @@ class Answer:
         """Asks billing for the call's money; a refusal is the call's failure. False when the turn's time was up."""
         run = self._run
         call.stage = Stage.ASKED
-        placing = asyncio.create_task(self._place(call))
+        placing = asyncio.create_task(self._paying.place_hold(call))
         is_in_time = await self._unless_stopped(placing, run.seconds_left)
         if placing.cancelled():
             return is_in_time
@@ -211,18 +199,6 @@ class Answer:
         else:
             raise error
         return True
-
-    async def _place(self, call: ModelCall) -> Hold:
-        """The call's hold. What the run's calls before it still hold is given back first, or it might not fit."""
-        while self._notices:
-            topic, payload = self._notices.pop()
-            with suppress(ServiceError):  # the outbox has it too
-                await self._with.billing.send(topic, payload)
-        most, least = self._with.output.wish(self._run.options)
-        bound = tokens.upper_bound(call.input_tokens)
-        return await self._with.billing.place_hold(
-            call.call_id, self._payer(), input_tokens_max=bound, max_output=most, min_output=least
-        )
 
     async def _record_sending(self, call: ModelCall) -> None:
         """Commits, under our epoch, that the call is about to be made: whoever takes over knows whether it may be.
@@ -247,10 +223,6 @@ class Answer:
             work.cancel()  # of a reading: closes the provider's connection
             await asyncio.wait({work, asked})
         return bool(done)
-
-    def _payer(self) -> Payer:
-        run = self._run
-        return Payer(run.log.project_id, run.user_id, run.log.thread_id, run.id, run.log.message_id, run.model)
 
     async def _assemble(self) -> list[dict[str, str]]:
         """The request's messages: system text and the newest history within the budget."""
@@ -284,11 +256,11 @@ class Answer:
         consumed = call.usage if call.is_billable else None
         retry = RetryTrace(attempt=run.attempt, reason=error.message, delay=seconds(delay), usage=consumed)
         told = events.retry_trace(run.next_trace(), max(run.step, 1), retry)
-        ended = self._end_of(call, "failed", error)
+        ended = self._paying.end(call, "failed", error)
         call.is_told = True
         log.warning("attempt failed", code=error.reason, http_status=error.metadata.get("status"), delay=delay)
         await self._commit(told, lambda _: (owning.end_call(ended),))
-        self._notices += [ended.notice] if ended.notice else []
+        self._paying.remember(ended)
         try:
             async with asyncio.timeout(delay):
                 await run.is_asked_to_stop.wait()
@@ -336,25 +308,14 @@ class Answer:
         cut = Cut()
         for call in known:
             if call.status == "started":
-                cut = _with_end(cut, self._unmade(call))
+                cut = cut.plus(self._paying.unsent(call))
             elif call.status == "sent":
                 thinking, text = (state.step_thinking, state.step_text) if state.has_open_step else ("", "")
                 read = 0
                 with suppress(ServiceError):
                     read = await _counted(await self._assemble())
-                cut = _with_end(cut, self._maybe_made(call, estimated(read, text, thinking)))
+                cut = cut.plus(self._paying.sent(call, estimated(read, text, thinking)))
         return cut
-
-    def _unmade(self, call: KnownCall) -> CallEnd:
-        """An attempt that was not sent: a hold it may have is freed, one that is still on its way never becomes one."""
-        notice = (billing.RELEASE, billing.release(call.id, self._payer()).SerializeToString())
-        return CallEnd(call.id, "cut", Usage(), "none", notice=notice)
-
-    def _maybe_made(self, call: KnownCall, guess: Usage) -> CallEnd:
-        """An attempt that was about to be sent: it may have reached the provider, so it counts."""
-        usage = priced(billing.rates_of(call.rates or b""), guess)
-        settlement = billing.settlement(call.id, self._run.log.project_id, usage)
-        return CallEnd(call.id, "cut", usage, "estimated", notice=(billing.SETTLE, settlement.SerializeToString()))
 
     async def _make_again(self, cut: Cut) -> None:
         run, call_id = self._run, new_id()
@@ -365,7 +326,7 @@ class Answer:
         SUPERSESSIONS.inc()
         made = (*cut.statements, owning.begin_call(run.id, call_id, run.step + 1, run.attempt))
         await self._commit(told, lambda _: made)
-        self._notices += [end.notice for end in cut.ends if end.notice]
+        self._paying.remember(*cut.ends)
         await self.make(call_id)
 
     async def _stop_cut(self, cut: Cut) -> None:
@@ -407,11 +368,13 @@ class Answer:
             return
         told = call.closing_events(call.finish_reason)
         told.append(endings.finish(call.finish_reason, self._run.model, self._run.age, call.untold_usage))
-        await self._commit_end(told, "succeeded", [self._ended(call, "succeeded")])
+        await self._commit_end(told, "succeeded", [owning.end_call(self._paying.end(call, "succeeded"))])
 
     async def _fail(self, call: ModelCall, error: ServiceError) -> None:
         told = call.closing_events(endings.FAILED)
-        await self._commit_failed(told, error, call.untold_usage, [self._ended(call, "failed", error)])
+        await self._commit_failed(
+            told, error, call.untold_usage, [owning.end_call(self._paying.end(call, "failed", error))]
+        )
 
     async def _stop(self, call: ModelCall) -> None:
         run = self._run
@@ -422,7 +385,7 @@ class Answer:
             return
         told = call.closing_events(endings.CANCELLED)
         told.append(endings.finish(endings.CANCELLED, run.model, run.age, call.untold_usage))
-        await self._commit_end(told, "cancelled", [self._ended(call, "cancelled")])
+        await self._commit_end(told, "cancelled", [owning.end_call(self._paying.end(call, "cancelled"))])
 
     async def _hand_over(self) -> None:
         free = owning.hand_over(self._run.id)
@@ -476,29 +439,6 @@ class Answer:
         await self._with.journal.change_state(self._run.log, told, statements)
         self._with.wake_outbox()
 
-    def _ended(self, call: ModelCall, status: str, error: ServiceError | None = None) -> Statement:
-        """Closes the attempt."""
-        return owning.end_call(self._end_of(call, status, error))
-
-    def _end_of(self, call: ModelCall, status: str, error: ServiceError | None = None) -> CallEnd:
-        """How the attempt ended. One that may have cost money is booked, of any other the hold is freed."""
-        notice = None
-        if call.is_billable:
-            settlement = billing.settlement(call.call_id, self._run.log.project_id, call.usage)
-            notice = (billing.SETTLE, settlement.SerializeToString())
-        elif call.stage is not Stage.NONE:
-            notice = (billing.RELEASE, billing.release(call.call_id, self._payer()).SerializeToString())
-        return CallEnd(
-            call.call_id,
-            status,
-            call.usage,
-            call.usage_source,
-            provider=call.provider,
-            http_status=call.failure.http_status if call.failure else 200 * call.is_answered,
-            error_code=error.reason if error else "",
-            notice=notice,
-        )
-
     def _limit_error(self) -> ServiceError:
         turn = self._with.turn
         if self._run.seconds_left > limits.TIMER_SLACK_SECONDS:
@@ -509,10 +449,6 @@ class Answer:
 
 # What a run's end means for its reply.
 MESSAGE_STATUS = {"succeeded": "complete", "failed": "failed", "cancelled": "cancelled"}
-
-
-def _with_end(cut: Cut, end: CallEnd) -> Cut:
-    return Cut((*cut.ends, end), add_usage(cut.usage, end.usage))
 
 
 async def _counted(messages: list[dict[str, str]]) -> int:
