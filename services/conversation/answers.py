@@ -31,7 +31,7 @@ from services.conversation.domain.history import (
     to_chat_messages,
 )
 from services.conversation.domain.retries import retry_delay
-from services.conversation.domain.usage import estimated
+from services.conversation.domain.usage import estimated, sum_usage, untold
 from services.conversation.journal import Journal, MakeStatements, Publish, RunLostError
 from services.conversation.owned_run import OwnedRun, Stop
 from services.conversation.ownership import Ownership
@@ -76,6 +76,8 @@ class Answer:
     def __init__(self, answering: Answering, run: OwnedRun) -> None:
         self._with, self._run = answering, run
         self._paying = Paying(answering.billing, answering.output, run)
+        # What a lost owner's cut call consumed, as long as no event tells it: its text still stands.
+        self._cut_usage: Usage | None = None
 
     async def make(self, call_id: UUID) -> None:
         """Calls the model until it answers, fails for good, or the run is to stop.
@@ -89,7 +91,7 @@ class Answer:
             unmade = CallEnd(call_id, "failed", Usage(), "none", error_code=error.reason)
             await self._commit_failed([], error, Usage(), [owning.end_call(unmade)])
             return
-        counted = await _counted(messages)
+        counted = await self._counted(messages)
         while True:
             call = ModelCall(self._with.journal, run, call_id, self._request(call_id, messages), counted)
             is_in_time = await self._make_call(call)
@@ -176,6 +178,8 @@ class Answer:
         await self._record_sending(call)
         if run.is_asked_to_stop.is_set():
             return True
+        if run.seconds_left <= 0:  # the commit took what was left
+            return False
         call.stage = Stage.SENT
         reading = asyncio.create_task(call.read(client, self._with.turn.idle_seconds))
         return await self._unless_stopped(reading, min(self._with.turn.call_seconds, run.seconds_left))
@@ -203,15 +207,28 @@ class Answer:
     async def _record_sending(self, call: ModelCall) -> None:
         """Commits, under our epoch, that the call is about to be made: whoever takes over knows whether it may be.
 
+        What a cut call had shown is withdrawn here and not before: now its text will be made again.
         A process that was frozen meanwhile must ask again: somebody else may be making the call now.
         """
         assert call.hold is not None
         sent = owning.send_call(call.call_id, call.hold)
         while True:
             await self._with.ownership.until_held()
-            await self._with.journal.change_state(self._run.log, statements=lambda _: (sent,))
+            told = self._supersede()
+            await self._with.journal.change_state(self._run.log, told, lambda _: (sent,))
             if self._with.ownership.holds_lease:
                 return
+
+    def _supersede(self) -> list[RunEvent]:
+        run = self._run
+        if self._cut_usage is None:
+            return []
+        told = endings.supersede(run.log.state, self._cut_usage)
+        run.traces += 1  # the retry's
+        run.has_open_step = False
+        self._cut_usage = None
+        SUPERSESSIONS.inc()
+        return told
 
     async def _unless_stopped(self, work: asyncio.Task[Found], seconds: float) -> bool:
         """Waits for the work, a stop, or the time; the work has ended then. False when the time was up."""
@@ -240,6 +257,13 @@ class Answer:
         if newest_first and estimate_tokens(newest_first[0].text) > budget:
             raise endings.context_too_large()
         return to_chat_messages(system, select_recent(newest_first, budget))
+
+    async def _counted(self, messages: list[dict[str, str]]) -> int:
+        """The request's input tokens; of a long one counted beside the loop."""
+        tokenizer = tokens.tokenizer_of(self._run.model)
+        if sum(len(message["content"]) for message in messages) < tokens.LONG_CHARS:
+            return tokenizer.count_input(messages)
+        return await asyncio.to_thread(tokenizer.count_input, messages)
 
     async def _read_history(self, offset: int) -> list[PastMessage]:
         thread, reply, asked = self._run.log.thread_id, self._run.log.message_id, self._run.user_message_id
@@ -301,32 +325,33 @@ class Answer:
             state.order.give_up(seq)
 
     async def _find_cut(self) -> Cut:
-        """The attempts that are still open, and what they are taken to have consumed (durability.md 11)."""
+        """The attempts that are still open, and what of the run's calls no event tells (durability.md 11)."""
         run, state = self._run, self._run.log.state
         known = await self._insist(lambda connection: owning.read_calls(connection, run.id))
         run.log.credits_per_usd = next((call.credits_per_usd for call in reversed(known) if call.rates), 0)
-        cut = Cut()
+        shown = (state.step_text, state.step_thinking) if state.has_open_step else ("", "")
+        ends: list[CallEnd] = []
         for call in known:
-            if call.status == "started":
-                cut = cut.plus(self._paying.unsent(call))
-            elif call.status == "sent":
-                thinking, text = (state.step_thinking, state.step_text) if state.has_open_step else ("", "")
+            # A process of a release that knew no holds left `started` what it had made.
+            if call.status == "sent" or (call.status == "started" and any(shown) and len(known) == 1):
                 read = 0
                 with suppress(ServiceError):
-                    read = await _counted(await self._assemble())
-                cut = cut.plus(self._paying.sent(call, estimated(read, text, thinking)))
-        return cut
+                    read = await self._counted(await self._assemble())
+                guess = estimated(tokens.tokenizer_of(run.model), read, *shown)
+                ends.append(self._paying.sent(call, guess))
+            elif call.status == "started":
+                ends.append(self._paying.unsent(call))
+        # Also what an owner before had closed and did not live to tell.
+        total = sum_usage([*(call.usage for call in known), *(end.usage for end in ends)])
+        return Cut(tuple(ends), untold(total, state.usage))
 
     async def _make_again(self, cut: Cut) -> None:
         run, call_id = self._run, new_id()
-        told = endings.supersede(run.log.state, cut.usage)
-        run.traces += 1  # the retry's
         run.attempt += 1
-        run.has_open_step = False
-        SUPERSESSIONS.inc()
         made = (*cut.statements, owning.begin_call(run.id, call_id, run.step + 1, run.attempt))
-        await self._commit(told, lambda _: made)
+        await self._commit([], lambda _: made)
         self._paying.remember(*cut.ends)
+        self._cut_usage = cut.usage
         await self.make(call_id)
 
     async def _stop_cut(self, cut: Cut) -> None:
@@ -366,30 +391,36 @@ class Answer:
         if not call.has_text and call.finish_reason not in endings.SPEECHLESS:
             await self._fail(call, endings.empty_answer(call.provider))
             return
-        told = call.closing_events(call.finish_reason)
-        told.append(endings.finish(call.finish_reason, self._run.model, self._run.age, call.untold_usage))
+        told, untold_usage = self._closing(call, call.finish_reason)
+        told.append(endings.finish(call.finish_reason, self._run.model, self._run.age, untold_usage))
         await self._commit_end(told, "succeeded", [owning.end_call(self._paying.end(call, "succeeded"))])
 
     async def _fail(self, call: ModelCall, error: ServiceError) -> None:
-        told = call.closing_events(endings.FAILED)
-        await self._commit_failed(
-            told, error, call.untold_usage, [owning.end_call(self._paying.end(call, "failed", error))]
-        )
+        told, untold_usage = self._closing(call, endings.FAILED)
+        ended = owning.end_call(self._paying.end(call, "failed", error))
+        await self._commit_failed(told, error, untold_usage, [ended])
+
+    def _closing(self, call: ModelCall, reason: str) -> tuple[list[RunEvent], Usage]:
+        """Closes what is open; and the usage that no event of these tells. A cut call's text that stands, stays."""
+        if self._cut_usage is not None:
+            return endings.close_open(self._run.log.state, self._cut_usage, reason)
+        return call.closing_events(reason), call.untold_usage
 
     async def _stop(self, call: ModelCall) -> None:
         run = self._run
         if run.stop is Stop.LOST:
             raise RunLostError
         if run.stop is Stop.HAND_OVER:
-            await self._hand_over()
+            await self._hand_over(owning.end_call(self._paying.end(call, "cut")))
             return
-        told = call.closing_events(endings.CANCELLED)
-        told.append(endings.finish(endings.CANCELLED, run.model, run.age, call.untold_usage))
+        told, untold_usage = self._closing(call, endings.CANCELLED)
+        told.append(endings.finish(endings.CANCELLED, run.model, run.age, untold_usage))
         await self._commit_end(told, "cancelled", [owning.end_call(self._paying.end(call, "cancelled"))])
 
-    async def _hand_over(self) -> None:
-        free = owning.hand_over(self._run.id)
-        await self._with.journal.change_state(self._run.log, statements=lambda _: (free,))
+    async def _hand_over(self, *statements: Statement) -> None:
+        """Leaves the run to others; the call that ends here is closed by who knows what became of it."""
+        made = (*statements, owning.hand_over(self._run.id))
+        await self._commit([], lambda _: made)
 
     async def _commit_failed(
         self, told: list[RunEvent], error: ServiceError, untold: Usage, statements: list[Statement]
@@ -449,10 +480,3 @@ class Answer:
 
 # What a run's end means for its reply.
 MESSAGE_STATUS = {"succeeded": "complete", "failed": "failed", "cancelled": "cancelled"}
-
-
-async def _counted(messages: list[dict[str, str]]) -> int:
-    """The request's input tokens; of a long one counted beside the loop."""
-    if sum(len(message["content"]) for message in messages) < tokens.LONG_CHARS:
-        return tokens.count_input(messages)
-    return await asyncio.to_thread(tokens.count_input, messages)

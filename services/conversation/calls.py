@@ -52,6 +52,7 @@ class ModelCall:
         self._journal, self._run = journal, run
         self.call_id, self.request = call_id, request
         self.input_tokens = input_tokens  # as counted here
+        self._tokenizer = tokens.tokenizer_of(request.model)
         self.stage = Stage.NONE
         self.hold: Hold | None = None
         self.provider = ""
@@ -113,10 +114,14 @@ class ModelCall:
 
     @property
     def _is_reported(self) -> bool:
-        """Whether the provider's figures are the whole truth: a running count of a cut answer is not, nor are zeros."""
-        if self._reported is None or not (self._reported.input_tokens or self._reported.output_tokens):
+        """Whether the provider's figures are the whole truth.
+
+        A count in mid-answer is not, though the answer ended well; nor is none at all for what was written.
+        """
+        told = self._reported
+        if told is None or not self._is_reported_last:
             return False
-        return self._is_finished or self._is_reported_last
+        return told.output_tokens > 0 if self.has_output else told.input_tokens + told.output_tokens > 0
 
     def _consumed(self) -> Usage:
         told = self._reported or TokenUsage()
@@ -131,14 +136,14 @@ class ModelCall:
         )
         if self._is_reported:
             return reported
-        guess = usage.estimated(self.input_tokens, "".join(self._texts), "".join(self._thoughts))
+        guess = usage.estimated(self._tokenizer, self.input_tokens, "".join(self._texts), "".join(self._thoughts))
         return usage.at_least(reported, guess)
 
     def take_hold(self, hold: Hold) -> None:
         """The money is there; the request gets the output it pays for as its limit."""
         self.stage, self.hold = Stage.HELD, hold
         self.request = replace(self.request, max_output_tokens=hold.granted_output)
-        self._meter = OutputMeter(hold.granted_output, tokens.count)
+        self._meter = OutputMeter(hold.granted_output, self._tokenizer)
 
     async def read(self, client: ModelClient, idle_seconds: float) -> None:
         """Reads the answer to its end, or until the task is cancelled; a failure is kept in `failure`."""

@@ -13,7 +13,7 @@ from services.conversation import billing
 from services.conversation.billing import Billing, Payer
 from services.conversation.calls import ModelCall, Stage
 from services.conversation.domain import tokens
-from services.conversation.domain.usage import Hold, add_usage, priced
+from services.conversation.domain.usage import Hold, priced
 from services.conversation.owned_run import OwnedRun
 from services.conversation.settings import OutputLimits
 from services.conversation.store import owning
@@ -24,14 +24,10 @@ from threadloom.conversation.v1.message_pb2 import Usage
 
 @dataclass(frozen=True)
 class Cut:
-    """The attempts a lost owner left open: how each ends, and what they are taken to have consumed together."""
+    """The attempts a lost owner left open: how each ends; and what the run's calls consumed that no event tells."""
 
     ends: tuple[CallEnd, ...] = ()
     usage: Usage = field(default_factory=Usage)
-
-    def plus(self, end: CallEnd) -> "Cut":
-        """One more."""
-        return Cut((*self.ends, end), add_usage(self.usage, end.usage))
 
     @property
     def statements(self) -> list[Statement]:
@@ -56,7 +52,7 @@ class Paying:
             with suppress(ServiceError):  # the outbox has it too
                 await self._billing.send(topic, payload)
         most, least = self._output.wish(self._run.options)
-        bound = tokens.upper_bound(call.input_tokens)
+        bound = tokens.tokenizer_of(self._run.model).input_bound(call.request.messages, call.input_tokens)
         return await self._billing.place_hold(
             call.call_id, self._payer, input_tokens_max=bound, max_output=most, min_output=least
         )
@@ -88,8 +84,13 @@ class Paying:
         return CallEnd(call.id, "cut", Usage(), "none", notice=self._release(call.id))
 
     def sent(self, call: KnownCall, guess: Usage) -> CallEnd:
-        """A lost owner's attempt that was about to be sent: it may have reached the provider, so it counts."""
-        usage = priced(billing.rates_of(call.rates or b""), guess)
+        """A lost owner's attempt that was about to be sent: it may have reached the provider, so it counts.
+
+        One without rates is of a release that knew no holds: billing has never heard of it.
+        """
+        if call.rates is None:
+            return CallEnd(call.id, "cut", guess, "estimated")
+        usage = priced(billing.rates_of(call.rates), guess)
         return CallEnd(call.id, "cut", usage, "estimated", notice=self._settle(call.id, usage))
 
     def _settle(self, call: UUID, usage: Usage) -> Notice:

@@ -50,7 +50,7 @@ STREAM_GRACE_SECONDS = 0.5
 async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.Future[int] | None" = None) -> None:
     """Runs the service until `stopped`; then drains. `on_ready` gets the port."""
     async with AsyncExitStack() as stack:
-        reading = asyncio.create_task(asyncio.to_thread(tokens.vocabulary))
+        reading = asyncio.create_task(asyncio.to_thread(tokens.load))
         dsn = make_conninfo(
             settings.engine_database_url,
             options=SESSION,

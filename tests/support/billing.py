@@ -11,6 +11,7 @@ from psycopg.rows import namedtuple_row
 from kit.callers import SYSTEM
 from kit.channels import call_metadata
 from kit.ids import new_id
+from services.conversation.domain.tokens import tokenizer_of
 from threadloom.billing.v1 import billing_service_pb2 as api
 from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
 from threadloom.billing.v1.price_pb2 import Price
@@ -31,6 +32,16 @@ RATES = Rates(
         output=Money(nano_usd=OUTPUT_NANO * TOKENS_PER_PRICE),
     )
 )
+
+
+# How the service counts for models nobody described.
+TOKENIZER = tokenizer_of("fake-model")
+
+
+def input_bound(*texts: str) -> int:
+    """The input tokens a hold is for, of a request with messages of these texts."""
+    messages = [{"content": text} for text in texts]
+    return TOKENIZER.input_bound(messages, TOKENIZER.count_input(messages))
 
 
 def cost_nano(input_tokens: int, output_tokens: int, cached_input_tokens: int = 0) -> int:

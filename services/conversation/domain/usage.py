@@ -1,10 +1,11 @@
 """What calls consume and cost: sums, prices, and estimates for calls that were cut. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kit import pricing
 from kit.pricing import TOKENS_MAX, Rates
-from services.conversation.domain import tokens
+from services.conversation.domain.tokens import Tokenizer
 from threadloom.common.v1.money_pb2 import Money
 from threadloom.conversation.v1.message_pb2 import Usage
 
@@ -35,12 +36,12 @@ def as_priced(usage: Usage) -> pricing.Usage:
     )
 
 
-def estimated(input_tokens: int, text: str, thinking: str) -> Usage:
+def estimated(tokenizer: Tokenizer, input_tokens: int, text: str, thinking: str) -> Usage:
     """What a call that reported nothing is taken to have consumed."""
-    thought = tokens.count(thinking)
+    thought = tokenizer.count(thinking)
     return Usage(
         input_tokens=input_tokens,
-        output_tokens=tokens.count(text) + thought,
+        output_tokens=tokenizer.count(text) + thought,
         thinking_tokens=thought,
         estimated=True,
     )
@@ -85,6 +86,28 @@ def add_usage(first: Usage, second: Usage) -> Usage:
         cache_write_tokens=first.cache_write_tokens + second.cache_write_tokens,
         cost=Money(nano_usd=cost) if cost else None,
         estimated=first.estimated or second.estimated,
+    )
+
+
+def sum_usage(usages: Iterable[Usage]) -> Usage:
+    """The sum of many."""
+    total = Usage()
+    for one in usages:
+        total = add_usage(total, one)
+    return total
+
+
+def untold(total: Usage, told: Usage) -> Usage:
+    """What of a total is not in what was told."""
+    cost = max(0, total.cost.nano_usd - told.cost.nano_usd)
+    return Usage(
+        input_tokens=max(0, total.input_tokens - told.input_tokens),
+        output_tokens=max(0, total.output_tokens - told.output_tokens),
+        thinking_tokens=max(0, total.thinking_tokens - told.thinking_tokens),
+        cached_tokens=max(0, total.cached_tokens - told.cached_tokens),
+        cache_write_tokens=max(0, total.cache_write_tokens - told.cache_write_tokens),
+        cost=Money(nano_usd=cost) if cost else None,
+        estimated=total.estimated,
     )
 
 

@@ -13,6 +13,7 @@ from services.conversation.domain.fold import RunState
 from services.conversation.domain.history import PastMessage
 from services.conversation.domain.usage import Hold
 from services.conversation.store.log import Statement
+from threadloom.common.v1.money_pb2 import Money
 from threadloom.conversation.v1.message_pb2 import Usage
 
 RENEW = """
@@ -76,7 +77,9 @@ SELECT role, text FROM (
 ) found ORDER BY is_asked DESC, position DESC
 """
 CALLS = """
-SELECT id, status, rates, credits_per_usd FROM conversation.api_calls WHERE run_id = %(run)s ORDER BY started_at, id
+SELECT id, status, rates, credits_per_usd, tokens_in, tokens_out, thinking_tokens, cached_tokens, cache_write_tokens,
+    cost_nano, usage_source = 'estimated' AS is_estimated
+FROM conversation.api_calls WHERE run_id = %(run)s ORDER BY started_at, id
 """
 
 
@@ -108,6 +111,26 @@ class KnownCall:
     status: str
     rates: bytes | None
     credits_per_usd: int
+    tokens_in: int
+    tokens_out: int
+    thinking_tokens: int
+    cached_tokens: int
+    cache_write_tokens: int
+    cost_nano: int
+    is_estimated: bool
+
+    @property
+    def usage(self) -> Usage:
+        """What it consumed; nothing while it is open."""
+        return Usage(
+            input_tokens=self.tokens_in,
+            output_tokens=self.tokens_out,
+            thinking_tokens=self.thinking_tokens,
+            cached_tokens=self.cached_tokens,
+            cache_write_tokens=self.cache_write_tokens,
+            cost=Money(nano_usd=self.cost_nano) if self.cost_nano else None,
+            estimated=self.is_estimated,
+        )
 
 
 async def renew_lease(connection: AsyncConnection, worker: UUID, seconds: float) -> None:

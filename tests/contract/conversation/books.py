@@ -23,7 +23,7 @@ from tests.support.databases import Database
 from threadloom.billing.v1 import billing_service_pb2 as api
 from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
 from threadloom.billing.v1.price_pb2 import Terms
-from threadloom.billing.v1.usage_pb2 import Period
+from threadloom.billing.v1.usage_pb2 import Period, TokenUsage
 from threadloom.common.v1.money_pb2 import Money
 from threadloom.common.v1.rates_pb2 import Rates
 
@@ -111,6 +111,14 @@ class Books:
         )
         rates: bytes = (await self._call(self._stub.PlaceHold, request)).hold.rates.SerializeToString()
         return rates
+
+    async def settle(self, project: UUID, call: UUID, input_tokens: int, output_tokens: int, cost: int) -> None:
+        """Books a call as an estimate, as a conversation service does."""
+        usage = TokenUsage(input_tokens=input_tokens, output_tokens=output_tokens)
+        request = api.SettleRequest(
+            api_call_id=str(call), project_id=str(project), usage=usage, estimated=True, cost=Money(nano_usd=cost)
+        )
+        await self._call(self._stub.Settle, request)
 
     async def listen(self) -> None:
         """Gives the services a moment to tell what waits in the outbox; some tests leave none that could."""

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from services.conversation.domain import tokens
 from tests.contract.conversation.harness import NO_NATS, Launcher, Person, Reading, Service, Sql, eventually
 from tests.fakes.provider import FakeProvider
+from tests.support.billing import TOKENIZER
 from threadloom.conversation.v1.message_pb2 import MessageStatus
 from threadloom.conversation.v1.run_pb2 import RunStatus
 
@@ -45,7 +45,7 @@ async def test_a_cancel_in_mid_text_keeps_what_was_shown(service: Service, provi
         await sql.rows("SELECT status, usage_source, tokens_out FROM conversation.api_calls ORDER BY started_at")
     )[0]
     assert (status, source) == ("cancelled", "estimated")
-    assert written == tokens.count(run.text)
+    assert written == TOKENIZER.count(run.text)
     assert run.events[-1].run_finished.usage.output_tokens == written
 
 

@@ -1,22 +1,25 @@
 """What a turn costs, on every surface of the service and in billing's books."""
 
+import asyncio
 import time
 from dataclasses import fields
 
 import pytest
 
+from kit.ids import new_id
 from kit.money import format_usd, parse_usd
 from kit.pricing import upper_bound
 from kit.rates import from_message
 from services.conversation import limits
-from services.conversation.domain import tokens
 from services.conversation.outbox import Outbox
 from services.conversation.settings import Settings
 from tests.contract.conversation.books import Books
 from tests.contract.conversation.harness import Launcher, Reading, Service, Sql, eventually, project_id
-from tests.contract.conversation.orphans import HELD_INPUT, HELD_OUTPUT, an_orphan, insert
+from tests.contract.conversation.orphans import HELD_INPUT, HELD_OUTPUT, SHOWN, an_orphan, insert
 from tests.fakes.provider import FakeProvider
-from tests.support.billing import RATES, cost_nano
+from tests.support.billing import RATES, TOKENIZER, cost_nano, input_bound
+from tests.support.databases import Database
+from tests.support.holds import Hold
 from threadloom.conversation.v1.message_pb2 import MessageStatus, Usage
 
 # The price lists and sums are those of tests/unit/kit/test_pricing.py.
@@ -29,6 +32,19 @@ PUBLISHED = [
     ("claude-sonnet-4-5", "prompt_tokens=12307 cache_write_tokens=12304 completion_tokens=550", "0.054399000"),
     ("gemini-2.5-pro", "prompt_tokens=250000 cached_tokens=40000 completion_tokens=2000", "0.565000000"),
 ]
+
+LEASE = "INSERT INTO conversation.workers VALUES (%s, clock_timestamp() + interval '1 minute')"
+# What an heir's first commit leaves.
+CLOSE = (
+    "UPDATE conversation.api_calls SET status = 'cut', tokens_in = 30, tokens_out = 7, cost_nano = %s,"
+    " usage_source = 'estimated', ended_at = clock_timestamp() WHERE id = %s"
+)
+COUNT = "UPDATE conversation.ai_threads SET tokens_in = 30, tokens_out = 7, cost_nano = %s, usage_estimated = true"
+BEGIN_NEXT = (
+    "INSERT INTO conversation.api_calls (id, project_id, user_id, thread_id, run_id, message_id, step, attempt, model)"
+    " SELECT gen_random_uuid(), project_id, user_id, thread_id, run_id, message_id, 2, 2, model"
+    " FROM conversation.api_calls WHERE id = %s"
+)
 
 
 def end_of(run: Reading) -> Usage:
@@ -80,7 +96,7 @@ async def test_a_running_count_does_not_stand_for_a_cut_answer(service: Service,
     await service.alice.cancel(run.run_id)
     usage = end_of(await run.end())
     assert (usage.input_tokens, usage.estimated) == (50, True)
-    assert usage.output_tokens == tokens.count(run.text)
+    assert usage.output_tokens == TOKENIZER.count(run.text)
 
 
 async def test_reasoning_counted_beside_the_output_is_added_once(service: Service, books: Books) -> None:
@@ -104,7 +120,7 @@ async def test_zeros_for_an_answer_are_no_report(service: Service, books: Books)
     run = await service.alice.run(thread, "[fake prompt_tokens=0 completion_tokens=0 reasoning_tokens=0]").end()
     (entry,) = await books.settled()
     assert entry.estimated
-    assert entry.output == tokens.count(run.text)
+    assert entry.output == TOKENIZER.count(run.text)
 
 
 # ---------------------------------------------------------------- what a call may write
@@ -121,7 +137,7 @@ async def test_the_limit_a_provider_gets_is_what_the_hold_grants(service: Servic
 async def test_a_small_quota_shortens_the_answer(service: Service, books: Books, provider: FakeProvider) -> None:
     thread = await service.alice.thread()
     text, rates = "tell me [fake chunks=100]", from_message(RATES)
-    bound = tokens.upper_bound(tokens.count_input([{"content": text}]))
+    bound = input_bound(text)
     await books.quota(project_id(service.alice.caller), "alice", upper_bound(rates, bound, 60))
     run = await service.alice.run(thread, text, max_output_tokens=1000, min_output_tokens=60).end()
     assert run.events[-1].run_finished.finish_reason == "length"
@@ -134,7 +150,7 @@ async def test_less_than_the_fewest_tokens_worth_an_answer_is_refused(
 ) -> None:
     thread = await service.alice.thread()
     text, rates = "tell me", from_message(RATES)
-    bound = tokens.upper_bound(tokens.count_input([{"content": text}]))
+    bound = input_bound(text)
     await books.quota(project_id(service.alice.caller), "alice", upper_bound(rates, bound, 60) - 1)
     run = await service.alice.run(thread, text, max_output_tokens=1000, min_output_tokens=60).end()
     failed = run.events[-1].run_failed
@@ -156,8 +172,8 @@ async def test_a_provider_that_ignores_its_limit_is_closed_at_it(
     reply = await service.alice.reply(thread)
     assert (reply.status, reply.text) == (MessageStatus.MESSAGE_STATUS_COMPLETE, run.text)
     (entry,) = await books.settled()
-    assert 50 < entry.output < 100  # the piece that passed the limit was written, and is paid
-    assert (entry.estimated, entry.output) == (True, tokens.count(run.text))
+    assert 50 < entry.output < 100  # a tenth more, and the piece that passed it, were written and are paid
+    assert (entry.estimated, entry.output) == (True, TOKENIZER.count(run.text))
 
 
 async def test_a_model_without_a_price_is_refused_with_the_line_to_type(
@@ -274,7 +290,7 @@ async def test_a_call_that_may_have_been_made_counts_though_nothing_of_it_was_sh
     orphan = an_orphan(thread, is_begun=False, text="y" * 41)
     run = await service.alice.follow(await insert(service, sql, orphan)).end()
     cut, made = await books.settled()
-    read = tokens.count_input([{"content": "y" * 41}])
+    read = TOKENIZER.count_input([{"content": "y" * 41}])
     assert (cut.input, cut.output, cut.estimated, cut.cost) == (read, 0, True, cost_nano(read, 0))
     assert end_of(run).cost.nano_usd == cut.cost + made.cost
     assert (await service.alice.reply(thread)).usage == end_of(run)
@@ -293,7 +309,50 @@ async def test_a_cut_run_that_may_no_longer_spend_ends_with_its_text(
     (cut,) = await books.settled()
     reply = await service.alice.reply(thread)
     assert (reply.status, reply.usage.cost.nano_usd) == (MessageStatus.MESSAGE_STATUS_FAILED, cut.cost)
+    assert reply.text == SHOWN  # paid, and not made again: it stays
+    assert "step_superseded" not in run.kinds
+    assert end_of(run) == reply.usage
     assert provider.calls == []
+
+
+async def test_an_heir_that_dies_before_it_could_tell_leaves_it_to_the_next(
+    service: Service, books: Books, sql: Sql
+) -> None:
+    """The cut call is closed by then, the call that follows has its row, and the log knows of neither."""
+    thread, heir = await service.alice.thread(), new_id()
+    await sql.rows(LEASE, heir)
+    orphan = an_orphan(thread, worker=heir)
+    run_id, cost = await insert(service, sql, orphan), cost_nano(30, 7)
+    await books.settle(project_id(service.alice.caller), orphan.call, 30, 7, cost)
+    await sql.rows(CLOSE, cost, orphan.call)
+    await sql.rows(COUNT, cost)
+    await sql.rows(BEGIN_NEXT, orphan.call)
+    await sql.rows("UPDATE conversation.workers SET lease_until = clock_timestamp() WHERE id = %s", heir)
+    run = await service.alice.follow(run_id).end()
+    made = [entry for entry in await books.settled() if not entry.estimated]
+    assert len(made) == 1
+    (superseded,) = [event.step_superseded for event in run.events if event.HasField("step_superseded")]
+    assert superseded.usage.cost.nano_usd == cost
+    assert end_of(run).cost.nano_usd == cost + made[0].cost
+
+
+async def test_a_hand_over_between_hold_and_request_charges_nothing_for_it(
+    launch: Launcher, books: Books, provider: FakeProvider, database: Database
+) -> None:
+    """It happens while the record of the sending commits: this process knows that nothing was sent."""
+    first = await launch(THREADLOOM_DRAIN_SECONDS="0.01")
+    thread = await first.alice.thread()
+    with Hold(database.admin_url, "api_calls", "NEW.status = 'sent'", "UPDATE", at_commit=True) as hold:
+        run = first.alice.run(thread, "hello")
+        await asyncio.to_thread(hold.wait, 5.0)
+        first.ask_to_stop()
+        await asyncio.wait({run.task}, timeout=0.3)  # the drain is over by then
+        hold.release()
+    second = await launch()
+    await run.refusal()
+    await second.alice.follow(run.run_id).end()
+    (entry,) = await books.settled()
+    assert (len(provider.calls), entry.estimated) == (1, False)
 
 
 async def test_what_the_cut_call_held_pays_for_the_one_made_again(
@@ -302,7 +361,7 @@ async def test_what_the_cut_call_held_pays_for_the_one_made_again(
     """The quota pays for one call at a time, and the outbox is slow."""
     monkeypatch.setattr(limits, "OUTBOX_POLL_SECONDS", 60)
     monkeypatch.setattr(Outbox, "wake", lambda self: None)
-    thread, bound = await service.alice.thread(), tokens.upper_bound(tokens.count_input([{"content": "hello"}]))
+    thread, bound = await service.alice.thread(), input_bound("hello")
     await books.quota(project_id(service.alice.caller), "alice", upper_bound(from_message(RATES), bound, 300))
     orphan = an_orphan(thread, is_begun=False)
     run = await service.alice.follow(await insert(service, sql, orphan)).end()

@@ -1,9 +1,8 @@
 """A message is answered: what is streamed, stored, traced and counted is the same."""
 
-from services.conversation.domain import tokens
 from tests.contract.conversation.harness import Service, Sql
 from tests.fakes.provider import FakeProvider
-from tests.support.billing import cost_nano
+from tests.support.billing import TOKENIZER, cost_nano
 from threadloom.common.v1.money_pb2 import Money
 from threadloom.conversation.v1.message_pb2 import MessageRole, MessageStatus, Usage
 from threadloom.conversation.v1.run_pb2 import RunStatus
@@ -74,7 +73,7 @@ async def test_a_provider_that_reports_no_usage_is_estimated_and_flagged(service
     thread = await service.alice.thread()
     run = await service.alice.run(thread, '[fake usage=never chunks=1 text="12345678"]').end()
     usage = run.events[-1].run_finished.usage
-    assert (usage.output_tokens, usage.estimated) == (tokens.count("12345678"), True)
+    assert (usage.output_tokens, usage.estimated) == (TOKENIZER.count("12345678"), True)
 
 
 async def test_every_api_call_is_one_call_at_the_provider(service: Service, provider: FakeProvider, sql: Sql) -> None:

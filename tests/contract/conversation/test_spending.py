@@ -8,10 +8,9 @@ import pytest
 from kit import pricing
 from kit.rates import from_message
 from services.conversation import limits
-from services.conversation.domain import tokens
 from tests.contract.conversation.harness import Person, Reading, Service, eventually, project_id
 from tests.fakes.provider import FakeProvider
-from tests.support.billing import INPUT_NANO, OUTPUT_NANO, RATES
+from tests.support.billing import INPUT_NANO, OUTPUT_NANO, RATES, TOKENIZER, input_bound
 from threadloom.billing.v1.usage_pb2 import Period
 from threadloom.common.v1.money_pb2 import Money
 from threadloom.common.v1.rates_pb2 import PriceTier, Rates, TokenPrices
@@ -34,11 +33,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def held_for(text: str, rates: Rates = RATES, output: int = OUTPUT) -> int:
     """Nano-USD that are set aside for a thread's first run."""
     return pricing.upper_bound(from_message(rates), input_bound(text), output)
-
-
-def input_bound(text: str) -> int:
-    """Its input tokens at most."""
-    return tokens.upper_bound(tokens.count_input([{"content": text}]))
 
 
 async def started(people: Sequence[Person], text: str, how_many: int) -> list[Reading]:
@@ -193,7 +187,7 @@ async def test_a_prompt_that_may_reach_a_tier_is_held_at_its_price_and_booked_at
     service: Service, provider: FakeProvider
 ) -> None:
     # The provider may count up to a tenth more than we do: enough here to pass the border.
-    border = tokens.count_input([{"content": PLAIN}])
+    border = TOKENIZER.count_input([{"content": PLAIN}])
     rates = tiered(above=border)
     assert input_bound(PLAIN) > border
     books, project = service.books, project_id(service.alice.caller)
@@ -226,7 +220,7 @@ async def test_stopping_just_before_the_end_is_paid_for_until_the_quota_ends_it(
     service: Service, provider: FakeProvider
 ) -> None:
     books, text = service.books, "[fake chunks=20 gate=g gate_at=18]"
-    await books.quota(project_id(service.alice.caller), "alice", 25 * held_for(text, output=2 * OUTPUT))
+    await books.quota(project_id(service.alice.caller), "alice", 10 * held_for(text, output=2 * OUTPUT))
     spent, refused = 0, 0
     for _ in range(50):
         thread = await service.alice.thread()
@@ -248,12 +242,12 @@ async def test_stopping_just_before_the_end_is_paid_for_until_the_quota_ends_it(
         await run.end()
         booked = await books.settled()
         assert booked[-1].estimated
-        assert booked[-1].output == tokens.count(run.text)
+        assert booked[-1].output == TOKENIZER.count(run.text)
         assert sum(entry.cost for entry in booked) > spent
         spent = sum(entry.cost for entry in booked)
-    assert 25 <= len(provider.calls) == 50 - refused < 50
+    assert 10 <= len(provider.calls) == 50 - refused < 50
     assert await books.sums("alice") == (0, spent)
-    assert spent <= 25 * held_for(text, output=2 * OUTPUT)
+    assert spent <= 10 * held_for(text, output=2 * OUTPUT)
 
 
 async def test_a_cancel_at_the_hundredth_of_a_thousand_words_books_what_was_shown(
@@ -266,6 +260,6 @@ async def test_a_cancel_at_the_hundredth_of_a_thousand_words_books_what_was_show
     await run.end()
     (booked,) = await service.books.settled()
     assert booked.estimated
-    one_word = tokens.count(run.text.split()[-1] + " ")
-    assert abs(booked.output - tokens.count(run.text)) <= one_word
-    assert booked.output < tokens.count(run.text) * 2
+    one_word = TOKENIZER.count(run.text.split()[-1] + " ")
+    assert abs(booked.output - TOKENIZER.count(run.text)) <= one_word
+    assert booked.output < TOKENIZER.count(run.text) * 2

@@ -6,10 +6,10 @@ import pytest
 
 from kit.ids import new_id
 from services.conversation import limits
-from services.conversation.domain import tokens
 from tests.contract.conversation.harness import Launcher, Reading, Service, Sql, eventually
 from tests.contract.conversation.orphans import SHOWN, Orphan, an_orphan, insert
 from tests.fakes.provider import FakeProvider
+from tests.support.billing import TOKENIZER
 from threadloom.conversation.v1.message_pb2 import MessageStatus
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 from threadloom.conversation.v1.run_pb2 import RunStatus
@@ -67,9 +67,9 @@ async def test_the_cut_call_is_closed_as_cut_with_an_estimate(
     orphan = an_orphan(thread, text="y" * 41)
     run = await followed(service, sql, orphan)
     first, second = await sql.rows(f"{CALL} ORDER BY started_at")
-    thinking = tokens.count("hm")
-    read = tokens.count_input([{"content": "x" * 40}, {"content": "y" * 41}])
-    assert first == (str(orphan.call), "cut", "estimated", read, tokens.count(SHOWN) + thinking, 1, 1)
+    thinking = TOKENIZER.count("hm")
+    read = TOKENIZER.count_input([{"content": "x" * 40}, {"content": "y" * 41}])
+    assert first == (str(orphan.call), "cut", "estimated", read, TOKENIZER.count(SHOWN) + thinking, 1, 1)
     assert second[:3] == (provider.calls[0].client_request_id, "succeeded", "provider")
     assert second[5:] == (2, 2)
     total = await sql.rows("SELECT sum(tokens_in)::int, sum(tokens_out)::int FROM conversation.api_calls")
