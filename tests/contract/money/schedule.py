@@ -7,6 +7,7 @@ what happened before, so that Hypothesis can draw a whole schedule whatever the 
 import asyncio
 import functools
 import itertools
+import time
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -23,13 +24,14 @@ from tests.contract.conversation.harness import Person, Reading
 from tests.contract.money.asks import ASKS, Ask
 from tests.contract.money.faults import METHODS, Fault
 from tests.contract.money.reconciliation import CALLS, Booked, differences
-from tests.contract.money.world import Tenant, World, alarms
+from tests.contract.money.world import PATIENT, Tenant, World, alarms
 from tests.support.books import BREACHES
 from threadloom.conversation.v1.conversation_service_pb2 import RunRequest
 
 STEPS = 10  # of a schedule at most: enough for three runs and what befalls them
 SCHEDULES_KEPT = 40  # rows of so many are looked over together, so that what happens late is seen too
 REACH_SECONDS = 0.1  # a run that does not reach its gate was refused, or ended before it
+GIVE_UP_SECONDS = 0.8  # an impatient service gives up all attempts of a run in this time
 FINISH_SECONDS = 30.0  # far more than any schedule needs
 START_SECONDS = 10.0
 
@@ -52,6 +54,9 @@ KNOWN = "SELECT id::text FROM conversation.api_calls"
 ACCOUNTS = "SELECT user_id, period, held_nano, spent_nano FROM billing.accounts WHERE project_id = %s"
 OPEN_HOLDS = "SELECT api_call_id FROM billing.holds WHERE project_id = %s AND status = 'open'"
 
+# Asked after every step, not only at the end.
+PASSED_LIMITS = "more was held and spent than a limit allows"
+
 # A question costs about 50,000 nano-USD and an answer of 10 tokens 20,000.
 MONEY = st.integers(0, 12).map(lambda steps: steps * 50_000)
 LIMITS = st.one_of(st.none(), MONEY, MONEY)
@@ -73,6 +78,7 @@ class Talk:
     reading: Reading | None = None
     gate: str = ""
     run_id: str = ""
+    service: int = 0  # where it was asked
 
 
 @dataclass
@@ -82,11 +88,12 @@ class Seen:
     expired: set[str] = field(default_factory=set)
     hanging: bool = False
     stopped: set[str] = field(default_factory=set)  # runs that hang, cancelled at the end
+    resting: float = 0.0  # when it ended, by the monotonic clock
     gates: list[str] = field(default_factory=list)
 
 
 def told(step: Callable[..., None]) -> Callable[..., None]:
-    """A step that is told when the schedule fails.
+    """A step that keeps within the limits, and is told when the schedule fails.
 
     Hypothesis would play it once more to tell it, and say only that it is flaky when it goes well then:
     timing decides too.
@@ -97,6 +104,7 @@ def told(step: Callable[..., None]) -> Callable[..., None]:
         self.story.append(f"{step.__name__}({', '.join(f'{name}={value!r}' for name, value in drawn.items())})")
         try:
             step(self, **drawn)
+            self.check_limits()
         except Exception as error:
             self.failures.append("\n".join([*self.story, *traceback.format_exception(error)]))
             raise
@@ -148,6 +156,12 @@ class Schedule(RuleBasedStateMachine):
     def raise_limit(self, user: str, more: int) -> None:
         if user in self._limits:
             self._set_limit(user, self._limits[user] + more)
+
+    def check_limits(self) -> None:
+        """What is held counts too, so no limit is passed at any moment."""
+        if self._limits:
+            found = self._do(self._world.sql.rows(BREACHES[PASSED_LIMITS]))
+            assert found == [], f"{PASSED_LIMITS}: {found}"
 
     def _set_limit(self, user: str, nano: int) -> None:
         self._limits[user] = nano
@@ -240,7 +254,7 @@ class Schedule(RuleBasedStateMachine):
             # What a client may be told before its run began; a refusal for money comes with the run.
             assert reading.error.reason in ("RUN_IN_PROGRESS", "NOT_FOUND"), reading.error
             return False
-        talk.reading, talk.run_id = reading, reading.run_id
+        talk.reading, talk.run_id, talk.service = reading, reading.run_id, service
         return True
 
     async def _cancel(self, talk: Talk, service: int, moment: str) -> None:
@@ -309,6 +323,7 @@ class Schedule(RuleBasedStateMachine):
 
     async def _come_to_rest(self) -> None:
         world, project = self._world, self._project
+        self._seen.resting = time.monotonic()
         world.way.mend()
         world.faults.clear(str(project))
         for gate in self._seen.gates:
@@ -323,7 +338,11 @@ class Schedule(RuleBasedStateMachine):
         if self._seen.hanging:
             for (run,) in running:
                 await self._stop_hanging(run)
-        if running or any(call.outcome == "open" for call in self._world.provider.calls):
+        if (
+            running
+            or self._world.faults.under_way
+            or any(call.outcome == "open" for call in self._world.provider.calls)
+        ):
             return False
         if await self._world.sql.value(WAITING, self._project) == 0:
             return True
@@ -332,8 +351,9 @@ class Schedule(RuleBasedStateMachine):
 
     async def _stop_hanging(self, run: str) -> None:
         for talk in self._talks:
-            if talk.run_id == run and run not in self._seen.stopped:
-                await self._cancel(talk, 1, "now")
+            is_its_turn = talk.service == PATIENT or time.monotonic() > self._seen.resting + GIVE_UP_SECONDS
+            if talk.run_id == run and is_its_turn and run not in self._seen.stopped:
+                await self._cancel(talk, PATIENT, "now")
                 self._seen.stopped.add(run)
 
     async def _left(self) -> dict[str, Any]:
