@@ -62,6 +62,8 @@ MONEY = st.integers(0, 12).map(lambda steps: steps * 50_000)
 LIMITS = st.one_of(st.none(), MONEY, MONEY)
 THREADS = st.integers(0, 2)
 SERVICES = st.integers(0, 1)
+# Of the next requests of a kind.
+LOSSES = st.tuples(st.sampled_from(METHODS), st.sampled_from(list(Fault)), st.integers(1, 2))
 # When something befalls a run.
 MOMENTS = st.sampled_from(["now", "gate", "retry"])
 # Gates and failures are named so, over all schedules.
@@ -141,13 +143,20 @@ class Schedule(RuleBasedStateMachine):
     # ------------------------------------------------------------------ money
 
     @initialize(
-        cap=LIMITS, alice=LIMITS, bob=LIMITS, asks=st.lists(st.tuples(THREADS, ASKS, SERVICES), min_size=1, max_size=3)
+        limits=st.fixed_dictionaries(dict.fromkeys(("", "alice", "bob"), LIMITS)),
+        lost=st.lists(LOSSES, max_size=2),
+        asks=st.lists(st.tuples(THREADS, ASKS, SERVICES), min_size=1, max_size=3),
     )
-    def begin(self, cap: int | None, alice: int | None, bob: int | None, asks: list[tuple[int, Ask, int]]) -> None:
+    @told
+    def begin(
+        self, limits: dict[str, int | None], lost: list[tuple[str, Fault, int]], asks: list[tuple[int, Ask, int]]
+    ) -> None:
         """Limits are there before anything is spent: one that is set below what was spent is passed already."""
-        for user, nano in (("", cap), ("alice", alice), ("bob", bob)):
+        for user, nano in limits.items():
             if nano is not None:
                 self._set_limit(user, nano)
+        for loss in lost:
+            self._world.faults.add(str(self._project), *loss)
         for talk, ask, service in asks:
             self._do(self._ask(self._talks[talk], ask, service))
 
@@ -211,10 +220,10 @@ class Schedule(RuleBasedStateMachine):
         way = self._world.way
         way.mend() if is_up else way.cut()
 
-    @rule(method=st.sampled_from(METHODS), fault=st.sampled_from(list(Fault)), times=st.integers(1, 2))
+    @rule(loss=LOSSES)
     @told
-    def lose(self, method: str, fault: Fault, times: int) -> None:
-        self._world.faults.add(str(self._project), method, fault, times)
+    def lose(self, loss: tuple[str, Fault, int]) -> None:
+        self._world.faults.add(str(self._project), *loss)
 
     # ------------------------------------------------------------------ clocks
 
