@@ -114,13 +114,15 @@ def told(step: Callable[..., None]) -> Callable[..., None]:
     return play
 
 
-async def may_be_gone(work: Awaitable[object]) -> None:
-    """Does it; a run or thread that is gone, or somebody else's this moment, is no fault."""
+async def may_be_gone(work: Awaitable[object]) -> bool:
+    """Does it; a run or thread that is gone is no fault. False when somebody else has it this moment."""
     try:
         await work
     except ServiceError as error:
         if error.reason not in ("NOT_FOUND", "UNAVAILABLE"):
             raise
+        return error.reason != "UNAVAILABLE"
+    return True
 
 
 class Schedule(RuleBasedStateMachine):
@@ -266,10 +268,11 @@ class Schedule(RuleBasedStateMachine):
         talk.reading, talk.run_id, talk.service = reading, reading.run_id, service
         return True
 
-    async def _cancel(self, talk: Talk, service: int, moment: str) -> None:
-        if talk.run_id:
-            await self._reach(talk, moment)
-            await may_be_gone(self._person(talk, service).cancel(talk.run_id))
+    async def _cancel(self, talk: Talk, service: int, moment: str) -> bool:
+        if not talk.run_id:
+            return False
+        await self._reach(talk, moment)
+        return await may_be_gone(self._person(talk, service).cancel(talk.run_id))
 
     async def _crash(self, talk: Talk, moment: str) -> None:
         if talk.thread:
@@ -277,8 +280,7 @@ class Schedule(RuleBasedStateMachine):
             await self._world.sql.rows(CRASH, talk.thread)
 
     async def _delete(self, talk: Talk, service: int) -> None:
-        if talk.thread:
-            await may_be_gone(self._person(talk, service).delete(talk.thread))
+        if talk.thread and await may_be_gone(self._person(talk, service).delete(talk.thread)):
             talk.thread, talk.request, talk.run_id = "", None, ""
 
     async def _finish(self, talk: Talk) -> None:
@@ -361,8 +363,8 @@ class Schedule(RuleBasedStateMachine):
     async def _stop_hanging(self, run: str) -> None:
         for talk in self._talks:
             is_its_turn = talk.service == PATIENT or time.monotonic() > self._seen.resting + GIVE_UP_SECONDS
-            if talk.run_id == run and is_its_turn and run not in self._seen.stopped:
-                await self._cancel(talk, PATIENT, "now")
+            is_due = talk.run_id == run and is_its_turn and run not in self._seen.stopped
+            if is_due and await self._cancel(talk, PATIENT, "now"):
                 self._seen.stopped.add(run)
 
     async def _left(self) -> dict[str, Any]:

@@ -50,10 +50,10 @@ USERS = ("alice", "bob")
 POLL_SECONDS = 0.01
 LOG_LEVEL = 50  # nothing: what goes wrong here is on purpose
 # Nothing of a schedule may touch these: errors nobody expected, settles that differ, costs that differ.
-ALARMS = {
-    "threadloom_unexpected_errors_total": {},
-    "threadloom_billing_alarms_total": {"above hold"},  # a provider that ignores its limit
-    "threadloom_outbox_refused_total": {},
+ALARMS: dict[str, set[str]] = {
+    "threadloom_unexpected_errors_total": set(),
+    "threadloom_billing_alarms_total": {"above hold"},  # but for a provider that ignores its limit
+    "threadloom_outbox_refused_total": set(),
 }
 # Of everything a schedule leaves. Leases, projects and prices stay.
 EMPTIED = (
