@@ -1,10 +1,12 @@
 """Schedules by the thousand, in several processes: each has services and a database of its own."""
 
+import os
+import threading
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.util import Finalize
 
 from tests.contract.money.schedule import run_schedules
@@ -37,6 +39,15 @@ def _open(template_url: str, nats_url: str) -> None:
     provider = stack.enter_context(FakeProvider())
     _world = stack.enter_context(running_world(database, nats_url, provider))
     Finalize(None, stack.close, exitpriority=0)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    """A pool's process does not notice that whoever started it was killed."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _run(seed: int) -> int:

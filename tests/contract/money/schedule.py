@@ -7,6 +7,7 @@ what happened before, so that Hypothesis can draw a whole schedule whatever the 
 import asyncio
 import functools
 import itertools
+import time
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -23,13 +24,14 @@ from tests.contract.conversation.harness import Person, Reading
 from tests.contract.money.asks import ASKS, Ask
 from tests.contract.money.faults import METHODS, Fault
 from tests.contract.money.reconciliation import CALLS, Booked, differences
-from tests.contract.money.world import Tenant, World, alarms
+from tests.contract.money.world import PATIENT, Tenant, World, alarms
 from tests.support.books import BREACHES
 from threadloom.conversation.v1.conversation_service_pb2 import RunRequest
 
 STEPS = 10  # of a schedule at most: enough for three runs and what befalls them
 SCHEDULES_KEPT = 40  # rows of so many are looked over together, so that what happens late is seen too
 REACH_SECONDS = 0.1  # a run that does not reach its gate was refused, or ended before it
+GIVE_UP_SECONDS = 0.8  # an impatient service gives up all attempts of a run in this time
 FINISH_SECONDS = 30.0  # far more than any schedule needs
 START_SECONDS = 10.0
 
@@ -52,11 +54,16 @@ KNOWN = "SELECT id::text FROM conversation.api_calls"
 ACCOUNTS = "SELECT user_id, period, held_nano, spent_nano FROM billing.accounts WHERE project_id = %s"
 OPEN_HOLDS = "SELECT api_call_id FROM billing.holds WHERE project_id = %s AND status = 'open'"
 
+# Asked after every step, not only at the end.
+PASSED_LIMITS = "more was held and spent than a limit allows"
+
 # A question costs about 50,000 nano-USD and an answer of 10 tokens 20,000.
 MONEY = st.integers(0, 12).map(lambda steps: steps * 50_000)
 LIMITS = st.one_of(st.none(), MONEY, MONEY)
 THREADS = st.integers(0, 2)
 SERVICES = st.integers(0, 1)
+# Of the next requests of a kind.
+LOSSES = st.tuples(st.sampled_from(METHODS), st.sampled_from(list(Fault)), st.integers(1, 2))
 # When something befalls a run.
 MOMENTS = st.sampled_from(["now", "gate", "retry"])
 # Gates and failures are named so, over all schedules.
@@ -73,6 +80,7 @@ class Talk:
     reading: Reading | None = None
     gate: str = ""
     run_id: str = ""
+    service: int = 0  # where it was asked
 
 
 @dataclass
@@ -82,11 +90,12 @@ class Seen:
     expired: set[str] = field(default_factory=set)
     hanging: bool = False
     stopped: set[str] = field(default_factory=set)  # runs that hang, cancelled at the end
+    resting: float = 0.0  # when it ended, by the monotonic clock
     gates: list[str] = field(default_factory=list)
 
 
 def told(step: Callable[..., None]) -> Callable[..., None]:
-    """A step that is told when the schedule fails.
+    """A step that keeps within the limits, and is told when the schedule fails.
 
     Hypothesis would play it once more to tell it, and say only that it is flaky when it goes well then:
     timing decides too.
@@ -97,6 +106,7 @@ def told(step: Callable[..., None]) -> Callable[..., None]:
         self.story.append(f"{step.__name__}({', '.join(f'{name}={value!r}' for name, value in drawn.items())})")
         try:
             step(self, **drawn)
+            self.check_limits()
         except Exception as error:
             self.failures.append("\n".join([*self.story, *traceback.format_exception(error)]))
             raise
@@ -104,13 +114,15 @@ def told(step: Callable[..., None]) -> Callable[..., None]:
     return play
 
 
-async def may_be_gone(work: Awaitable[object]) -> None:
-    """Does it; a run or thread that is gone, or somebody else's this moment, is no fault."""
+async def may_be_gone(work: Awaitable[object]) -> bool:
+    """Does it; a run or thread that is gone is no fault. False when somebody else has it this moment."""
     try:
         await work
     except ServiceError as error:
         if error.reason not in ("NOT_FOUND", "UNAVAILABLE"):
             raise
+        return error.reason != "UNAVAILABLE"
+    return True
 
 
 class Schedule(RuleBasedStateMachine):
@@ -133,13 +145,20 @@ class Schedule(RuleBasedStateMachine):
     # ------------------------------------------------------------------ money
 
     @initialize(
-        cap=LIMITS, alice=LIMITS, bob=LIMITS, asks=st.lists(st.tuples(THREADS, ASKS, SERVICES), min_size=1, max_size=3)
+        limits=st.fixed_dictionaries(dict.fromkeys(("", "alice", "bob"), LIMITS)),
+        lost=st.lists(LOSSES, max_size=2),
+        asks=st.lists(st.tuples(THREADS, ASKS, SERVICES), min_size=1, max_size=3),
     )
-    def begin(self, cap: int | None, alice: int | None, bob: int | None, asks: list[tuple[int, Ask, int]]) -> None:
+    @told
+    def begin(
+        self, limits: dict[str, int | None], lost: list[tuple[str, Fault, int]], asks: list[tuple[int, Ask, int]]
+    ) -> None:
         """Limits are there before anything is spent: one that is set below what was spent is passed already."""
-        for user, nano in (("", cap), ("alice", alice), ("bob", bob)):
+        for user, nano in limits.items():
             if nano is not None:
                 self._set_limit(user, nano)
+        for loss in lost:
+            self._world.faults.add(str(self._project), *loss)
         for talk, ask, service in asks:
             self._do(self._ask(self._talks[talk], ask, service))
 
@@ -148,6 +167,12 @@ class Schedule(RuleBasedStateMachine):
     def raise_limit(self, user: str, more: int) -> None:
         if user in self._limits:
             self._set_limit(user, self._limits[user] + more)
+
+    def check_limits(self) -> None:
+        """What is held counts too, so no limit is passed at any moment."""
+        if self._limits:
+            found = self._do(self._world.sql.rows(BREACHES[PASSED_LIMITS]))
+            assert found == [], f"{PASSED_LIMITS}: {found}"
 
     def _set_limit(self, user: str, nano: int) -> None:
         self._limits[user] = nano
@@ -197,10 +222,10 @@ class Schedule(RuleBasedStateMachine):
         way = self._world.way
         way.mend() if is_up else way.cut()
 
-    @rule(method=st.sampled_from(METHODS), fault=st.sampled_from(list(Fault)), times=st.integers(1, 2))
+    @rule(loss=LOSSES)
     @told
-    def lose(self, method: str, fault: Fault, times: int) -> None:
-        self._world.faults.add(str(self._project), method, fault, times)
+    def lose(self, loss: tuple[str, Fault, int]) -> None:
+        self._world.faults.add(str(self._project), *loss)
 
     # ------------------------------------------------------------------ clocks
 
@@ -240,13 +265,14 @@ class Schedule(RuleBasedStateMachine):
             # What a client may be told before its run began; a refusal for money comes with the run.
             assert reading.error.reason in ("RUN_IN_PROGRESS", "NOT_FOUND"), reading.error
             return False
-        talk.reading, talk.run_id = reading, reading.run_id
+        talk.reading, talk.run_id, talk.service = reading, reading.run_id, service
         return True
 
-    async def _cancel(self, talk: Talk, service: int, moment: str) -> None:
-        if talk.run_id:
-            await self._reach(talk, moment)
-            await may_be_gone(self._person(talk, service).cancel(talk.run_id))
+    async def _cancel(self, talk: Talk, service: int, moment: str) -> bool:
+        if not talk.run_id:
+            return False
+        await self._reach(talk, moment)
+        return await may_be_gone(self._person(talk, service).cancel(talk.run_id))
 
     async def _crash(self, talk: Talk, moment: str) -> None:
         if talk.thread:
@@ -254,8 +280,7 @@ class Schedule(RuleBasedStateMachine):
             await self._world.sql.rows(CRASH, talk.thread)
 
     async def _delete(self, talk: Talk, service: int) -> None:
-        if talk.thread:
-            await may_be_gone(self._person(talk, service).delete(talk.thread))
+        if talk.thread and await may_be_gone(self._person(talk, service).delete(talk.thread)):
             talk.thread, talk.request, talk.run_id = "", None, ""
 
     async def _finish(self, talk: Talk) -> None:
@@ -309,6 +334,7 @@ class Schedule(RuleBasedStateMachine):
 
     async def _come_to_rest(self) -> None:
         world, project = self._world, self._project
+        self._seen.resting = time.monotonic()
         world.way.mend()
         world.faults.clear(str(project))
         for gate in self._seen.gates:
@@ -323,7 +349,11 @@ class Schedule(RuleBasedStateMachine):
         if self._seen.hanging:
             for (run,) in running:
                 await self._stop_hanging(run)
-        if running or any(call.outcome == "open" for call in self._world.provider.calls):
+        if (
+            running
+            or self._world.faults.under_way
+            or any(call.outcome == "open" for call in self._world.provider.calls)
+        ):
             return False
         if await self._world.sql.value(WAITING, self._project) == 0:
             return True
@@ -332,8 +362,9 @@ class Schedule(RuleBasedStateMachine):
 
     async def _stop_hanging(self, run: str) -> None:
         for talk in self._talks:
-            if talk.run_id == run and run not in self._seen.stopped:
-                await self._cancel(talk, 1, "now")
+            is_its_turn = talk.service == PATIENT or time.monotonic() > self._seen.resting + GIVE_UP_SECONDS
+            is_due = talk.run_id == run and is_its_turn and run not in self._seen.stopped
+            if is_due and await self._cancel(talk, PATIENT, "now"):
                 self._seen.stopped.add(run)
 
     async def _left(self) -> dict[str, Any]:

@@ -44,15 +44,16 @@ QUICK = {
 }
 RETRY_DELAY_SECONDS = 0.05  # something can befall a run meanwhile
 # One service gives up silent providers, the other waits: both ends of a call that hangs are met.
-IMPATIENT_SECONDS, PATIENT_SECONDS = "0.3", "30"
+IDLE_SECONDS = ("0.2", "30")
+PATIENT = 1
 USERS = ("alice", "bob")
 POLL_SECONDS = 0.01
 LOG_LEVEL = 50  # nothing: what goes wrong here is on purpose
 # Nothing of a schedule may touch these: errors nobody expected, settles that differ, costs that differ.
-ALARMS = {
-    "threadloom_unexpected_errors_total": {},
-    "threadloom_billing_alarms_total": {"above hold"},  # a provider that ignores its limit
-    "threadloom_outbox_refused_total": {},
+ALARMS: dict[str, set[str]] = {
+    "threadloom_unexpected_errors_total": set(),
+    "threadloom_billing_alarms_total": {"above hold"},  # but for a provider that ignores its limit
+    "threadloom_outbox_refused_total": set(),
 }
 # Of everything a schedule leaves. Leases, projects and prices stay.
 EMPTIED = (
@@ -125,6 +126,7 @@ class World:
         for table in EMPTIED:
             await self.sql.rows(f"DELETE FROM {table}")
         self.provider.reset()
+        self.faults.forget()
 
 
 def alarms() -> dict[str, float]:
@@ -138,7 +140,7 @@ def alarms() -> dict[str, float]:
 
 
 @asynccontextmanager
-async def open_world(database: Database, nats_url: str, provider: FakeProvider) -> AsyncIterator[World]:
+async def open_world(database: Database, nats_url: str, provider: FakeProvider, faults: Faults) -> AsyncIterator[World]:
     """Starts it; everything is stopped at the end."""
     async with AsyncExitStack() as stack:
         books = await stack.enter_async_context(open_books(database))
@@ -158,13 +160,13 @@ async def open_world(database: Database, nats_url: str, provider: FakeProvider) 
         nobody = dict.fromkeys(("alice", "bob", "role", "system"), SYSTEM)
         launcher = Launcher(environ, nobody, books)
         stack.push_async_callback(launcher.close)
-        services = [await launcher(THREADLOOM_MODEL_IDLE_SECONDS=idle) for idle in (IMPATIENT_SECONDS, PATIENT_SECONDS)]
+        services = [await launcher(THREADLOOM_MODEL_IDLE_SECONDS=idle) for idle in IDLE_SECONDS]
         pool = await stack.enter_async_context(
             psycopg_pool.AsyncConnectionPool(
                 database.billing_engine_url, min_size=1, max_size=1, kwargs={"autocommit": True}, open=False
             )
         )
-        yield World(services, books, provider, way, Faults(), Upkeep(pool))
+        yield World(services, books, provider, way, faults, Upkeep(pool))
 
 
 @contextmanager
@@ -178,9 +180,8 @@ def running_world(database: Database, nats_url: str, provider: FakeProvider) -> 
         patch.setattr("services.conversation.domain.retries.RETRY_DELAY_SECONDS", RETRY_DELAY_SECONDS)
         faults = Faults()
         patch.setattr("services.billing.server.BillingServicer", faults.servicer())
-        opened = open_world(database, nats_url, provider)
+        opened = open_world(database, nats_url, provider, faults)
         world = runner.run(opened.__aenter__())
-        world.faults = faults
         try:
             yield world
         finally:
