@@ -33,6 +33,7 @@ from services.conversation.domain.history import (
 from services.conversation.domain.retries import retry_delay
 from services.conversation.domain.usage import estimated, sum_usage, untold
 from services.conversation.journal import Journal, MakeStatements, Publish, RunLostError
+from services.conversation.outbox import Outbox
 from services.conversation.owned_run import OwnedRun, Stop
 from services.conversation.ownership import Ownership
 from services.conversation.paying import Cut, Paying
@@ -56,7 +57,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Answering:
-    """What every answer needs. `wake_outbox` is told when a commit may have put something there."""
+    """What every answer needs. `outbox` is woken when a commit may have put something there."""
 
     pool: psycopg_pool.AsyncConnectionPool
     journal: Journal
@@ -65,7 +66,7 @@ class Answering:
     client: ModelClient
     keys: ProviderKeys
     billing: Billing
-    wake_outbox: Callable[[], None]
+    outbox: Outbox
     turn: TurnLimits
     output: OutputLimits
 
@@ -75,7 +76,7 @@ class Answer:
 
     def __init__(self, answering: Answering, run: OwnedRun) -> None:
         self._with, self._run = answering, run
-        self._paying = Paying(answering.billing, answering.output, run)
+        self._paying = Paying(answering.billing, answering.outbox, answering.output, run)
         # What a lost owner's cut call consumed, as long as no event tells it: its text still stands.
         self._cut_usage: Usage | None = None
 
@@ -468,7 +469,7 @@ class Answer:
     async def _commit(self, told: list[RunEvent], statements: MakeStatements) -> None:
         """A state change that may tell billing something."""
         await self._with.journal.change_state(self._run.log, told, statements)
-        self._with.wake_outbox()
+        self._with.outbox.wake()
 
     def _limit_error(self) -> ServiceError:
         turn = self._with.turn

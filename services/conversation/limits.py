@@ -60,10 +60,16 @@ HOLD_WAIT_SECONDS = 5.0  # billing restarts within about two; longer than this a
 BILLING_SECONDS = 2.0  # one try; billing answers in milliseconds
 BILLING_PAUSE_SECONDS = 0.1
 OUTBOX_ROWS = 32  # sent at a time; billing queues them at the project's accounts anyway
-OUTBOX_LEASE_SECONDS = 10.0  # longer than a round takes: three tries of 2 s on as many replicas
-OUTBOX_POLL_SECONDS = 1.0
-OUTBOX_PAUSE_SECONDS = 0.5  # after the first failure; doubled so many times at most: to 64 s
+OUTBOX_LEASE_SECONDS = 10.0  # longer than any send takes, so that no other process sends a row meanwhile
+# All sends of a round end so long after it began, whatever number of replicas each tries for BILLING_SECONDS: before
+# the lease does, which begins later. The rest is for writing down what was received; a row whose lease ends before
+# that, or that a turn cannot wait for, is sent twice, which does no harm.
+OUTBOX_SEND_SECONDS = 8.0
+OUTBOX_POLL_SECONDS = 1.0  # also until a row is sent again that found billing away: its return is noticed so soon
+OUTBOX_PAUSE_SECONDS = 0.5  # after the first refusal; doubled so many times at most: to 64 s
 OUTBOX_DOUBLINGS = 7
+OUTBOX_LOOK_SECONDS = 5.0  # how old the gauges are at most; monitoring asks every 15 s or so
+OUTBOX_DRAIN_SECONDS = 3.0  # at the end of a process: enough for thousands of rows, or for a restart of billing
 
 # --- context (R92; the window of a model nobody described)
 CONTEXT_TOKENS = 100_000

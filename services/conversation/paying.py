@@ -14,12 +14,16 @@ from services.conversation.billing import Billing, Payer
 from services.conversation.calls import ModelCall, Stage
 from services.conversation.domain import tokens
 from services.conversation.domain.usage import Hold, priced
+from services.conversation.outbox import Outbox
 from services.conversation.owned_run import OwnedRun
 from services.conversation.settings import OutputLimits
 from services.conversation.store import owning
 from services.conversation.store.log import Statement
 from services.conversation.store.owning import CallEnd, KnownCall, Notice
 from threadloom.conversation.v1.message_pb2 import Usage
+
+# What billing says when there is not money enough: some of it may only be held by calls that have ended.
+SHORT_OF_MONEY = frozenset({"QUOTA_EXCEEDED", "AI_BUDGET_EXCEEDED"})
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,8 @@ class Cut:
 class Paying:
     """One run's account with billing."""
 
-    def __init__(self, service: Billing, output: OutputLimits, run: OwnedRun) -> None:
-        self._billing, self._output, self._run = service, output, run
+    def __init__(self, service: Billing, outbox: Outbox, output: OutputLimits, run: OwnedRun) -> None:
+        self._billing, self._outbox, self._output, self._run = service, outbox, output, run
         self._notices: list[Notice] = []  # of calls that ended; billing may not have them yet
 
     async def place_hold(self, call: ModelCall) -> Hold:
@@ -51,6 +55,19 @@ class Paying:
             topic, payload = self._notices.pop()
             with suppress(ServiceError):  # the outbox has it too
                 await self._billing.send(topic, payload)
+        project = self._run.log.project_id
+        with self._outbox.watch(project) as watch:
+            try:
+                return await self._ask(call)
+            except ServiceError as error:
+                if error.reason not in SHORT_OF_MONEY:
+                    raise
+                # Calls of other turns that have ended may hold more than they cost, until billing hears of them.
+                if not await self._outbox.deliver(project) and not watch.has_received:
+                    raise
+        return await self._ask(call)
+
+    async def _ask(self, call: ModelCall) -> Hold:
         most, least = self._output.wish(self._run.options)
         bound = tokens.tokenizer_of(self._run.model).input_bound(call.request.messages, call.input_tokens)
         return await self._billing.place_hold(

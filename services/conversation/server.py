@@ -107,7 +107,7 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
                 client=client,
                 keys=ProviderKeys(settings.secret_keys, settings.own_provider_keys),
                 billing=billing,
-                wake_outbox=outbox.wake,
+                outbox=outbox,
                 turn=settings.turn,
                 output=settings.output,
             )
@@ -136,4 +136,5 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         await server.set_serving(False)
         ownership.stop_claiming()
         await runner.drain(settings.drain_seconds)
+        await outbox.drain(limits.OUTBOX_DRAIN_SECONDS)  # there may be no other process, and no start for long
         await server.stop(STREAM_GRACE_SECONDS)

@@ -1,5 +1,6 @@
-"""Whether a failed attempt at the provider is made again, and when. Pure."""
+"""Whether what failed is tried again, and when: an attempt at the provider, a row of the outbox. Pure."""
 
+from services.conversation import limits
 from services.conversation.limits import ATTEMPTS_PER_TURN, RETRY_DELAY_MAX_SECONDS, RETRY_DELAY_SECONDS
 
 
@@ -16,3 +17,9 @@ def retry_delay(attempt: int, is_retryable: bool, has_output: bool, asked_second
         return asked_seconds if asked_seconds <= RETRY_DELAY_MAX_SECONDS else None
     doubled: float = RETRY_DELAY_SECONDS * 2 ** (attempt - 1)
     return min(doubled, RETRY_DELAY_MAX_SECONDS)
+
+
+def pause_after_refusals(refusals: int) -> float:
+    """Seconds until a row of the outbox that was refused so often is sent again: a fault of ours takes time to mend."""
+    doubled: float = limits.OUTBOX_PAUSE_SECONDS * 2 ** min(refusals - 1, limits.OUTBOX_DOUBLINGS)
+    return doubled

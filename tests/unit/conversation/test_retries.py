@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.conversation.domain.retries import retry_delay
+from services.conversation.domain.retries import pause_after_refusals, retry_delay
 
 
 def test_a_retryable_failure_is_tried_three_times_in_all() -> None:
@@ -32,3 +32,7 @@ def test_a_long_retry_after_is_left_to_the_caller(asked: float) -> None:
 
 def test_the_budget_counts_also_when_the_provider_names_a_delay() -> None:
     assert retry_delay(3, True, False, 0.1) is None
+
+
+def test_a_refused_row_is_sent_again_ever_more_seldom_but_at_least_every_64_seconds() -> None:
+    assert [pause_after_refusals(refusals) for refusals in (1, 2, 8, 9, 1000)] == [0.5, 1.0, 64.0, 64.0, 64.0]
