@@ -8,7 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from kit import pages
 from kit.errors import ServiceError, invalid
-from kit.ids import parse_id
+from kit.ids import is_model_slug, parse_id
 from kit.money import CREDITS_PER_USD_MAX, NANO_MAX
 from kit.pricing import TOKENS_MAX, Rates, Usage
 from kit.rates import from_message
@@ -62,7 +62,7 @@ def id_in(text: str, field: str) -> UUID:
 
 def model_in(text: str) -> str:
     """A model's slug a caller sent."""
-    if not text.strip() or len(text) > limits.MODEL_CHARS or not text.isprintable():
+    if not is_model_slug(text) or len(text) > limits.MODEL_CHARS:
         raise invalid("model", f"model must be 1 to {limits.MODEL_CHARS} printable characters.")
     return text
 

@@ -69,7 +69,7 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
         who = caller()
         checks.check_word("title", request.title, limits.TITLE_CHARS)
         checks.check_text("system_prompt", request.system_prompt, limits.TEXT_CHARS)
-        checks.check_word("default_model", request.default_model, limits.MODEL_CHARS)
+        checks.check_model("default_model", request.default_model)
         checks.check_word("request_id", request.request_id, limits.REQUEST_ID_CHARS)
         owner = _owner(who, request.user_id)
         try:
@@ -132,7 +132,7 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
         """Changes a thread."""
         checks.check_word("title", request.title, limits.TITLE_CHARS)
         checks.check_text("system_prompt", request.system_prompt, limits.TEXT_CHARS)
-        checks.check_word("default_model", request.default_model, limits.MODEL_CHARS)
+        checks.check_model("default_model", request.default_model)
         async with transaction(self._engine, caller()) as tx:
             row = await threads.update_thread(
                 tx,

@@ -4,6 +4,7 @@ import math
 import re
 
 from kit.errors import ServiceError, invalid
+from kit.ids import is_model_slug
 from services.conversation import limits
 from threadloom.conversation.v1.message_pb2 import ContentPart
 from threadloom.conversation.v1.run_pb2 import RunOptions
@@ -35,6 +36,14 @@ def check_word(field: str, text: str, max_chars: int) -> str:
     return text
 
 
+def check_model(field: str, slug: str) -> str:
+    """A model's name as billing takes it, or none."""
+    check_word(field, slug, limits.MODEL_CHARS)
+    if slug and not is_model_slug(slug):
+        raise invalid(field, f"{field} must hold printable characters, and not only blanks.")
+    return slug
+
+
 def check_parts(parts: list[ContentPart]) -> str:
     """The parts' text, joined by blank lines; raises when there is none or too much (R122)."""
     if not parts:
@@ -56,7 +65,7 @@ def check_parts(parts: list[ContentPart]) -> str:
 
 def check_options(options: RunOptions) -> None:
     """Raises INVALID_OPTIONS or CONTENT_TOO_LARGE naming the option."""
-    check_word("model", options.model, limits.MODEL_CHARS)
+    check_model("model", options.model)
     check_text("system", options.system, limits.TEXT_CHARS)
     check_word("reasoning_effort", options.reasoning_effort, limits.EFFORT_CHARS)
     if options.HasField("temperature"):

@@ -68,7 +68,7 @@ class _Choice(msgspec.Struct):
 
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: Any = None
     model: str | None = None
     error: Any = None
 
@@ -177,7 +177,7 @@ class _Reader:
             if choice.finish_reason:
                 self._finish = choice.finish_reason
         if chunk.usage is not None:
-            events.append(_usage(chunk.usage))
+            events += _reported(chunk.usage)
 
     def _delta(self, delta: _Delta, events: list[ModelEvent]) -> None:
         thought = delta.reasoning_content or delta.reasoning
@@ -232,19 +232,30 @@ def _decode(payload: bytes) -> _Chunk:
         raise _broken("The model provider sent something that is not a chat completion.") from error
 
 
+def _reported(usage: Any) -> list[ModelEvent]:
+    """The figures, if they can be read: nonsense among them must not spoil a whole answer."""
+    try:
+        return [_usage(msgspec.convert(usage, _Usage, strict=False))]
+    except msgspec.ValidationError:
+        return []
+
+
 def _usage(usage: _Usage) -> TokenUsage:
     # Reasoning is a part of the output and cached a part of the input in this protocol. Some servers that
-    # speak it count reasoning beside the output; their total tells.
+    # speak it count reasoning beside the output, as their total tells, or cached tokens beside the input.
     prompt, completion = usage.prompt_tokens_details or _Details(), usage.completion_tokens_details or _Details()
     read, written, thought = usage.prompt_tokens or 0, usage.completion_tokens or 0, completion.reasoning_tokens or 0
+    cached, stored = prompt.cached_tokens or 0, prompt.cache_write_tokens or prompt.cache_creation_tokens or 0
     if thought > written or (thought and usage.total_tokens == read + written + thought):
         written += thought
+    if cached + stored > read:
+        read += cached + stored
     return TokenUsage(
         input_tokens=read,
         output_tokens=written,
         thinking_tokens=thought,
-        cached_tokens=prompt.cached_tokens or 0,
-        cache_write_tokens=prompt.cache_write_tokens or prompt.cache_creation_tokens or 0,
+        cached_tokens=cached,
+        cache_write_tokens=stored,
     )
 
 
@@ -262,9 +273,9 @@ def _refused(error: openai.APIStatusError, api_key: str) -> ProviderFailure:
     )
 
 
-def _timed_out() -> ProviderFailure:
+def _timed_out(*, may_be_billed: bool = True) -> ProviderFailure:
     error = ServiceError("AI_PROVIDER_TIMEOUT", "The model provider did not answer in time.", {"provider": PROVIDER})
-    return ProviderFailure(error, is_retryable=True, may_be_billed=True)
+    return ProviderFailure(error, is_retryable=True, may_be_billed=may_be_billed)
 
 
 def _broken(sentence: str, *, may_be_billed: bool = True) -> ProviderFailure:
@@ -288,6 +299,8 @@ def _not_answered(error: BaseException) -> ProviderFailure:
             return _gone()
         if isinstance(cause, aiohttp.ClientConnectorError):
             return _unreachable()
+        if isinstance(cause, (aiohttp.ConnectionTimeoutError, httpx2.ConnectTimeout)):
+            return _timed_out(may_be_billed=False)
         cause = cause.__cause__ or cause.__context__
     return _timed_out()
 

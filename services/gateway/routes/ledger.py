@@ -13,7 +13,7 @@ from services.gateway.routes import admin_render as render
 from services.gateway.routes import admin_shapes as shapes
 from services.gateway.routes import ledger_csv
 from services.gateway.routes.operations import CURSOR, LIMIT, Answer, Operation, Parameter, json_response
-from services.gateway.routes.usage import USER_ID
+from services.gateway.routes.usage import USER_ID, asked_user
 from threadloom.billing.v1.billing_service_pb2 import ListLedgerRequest, ListLedgerResponse
 
 FORMATS = ("json", "csv")
@@ -66,7 +66,7 @@ async def _lines(context: Context, incoming: Incoming, page: ListLedgerResponse)
 
 
 async def _page(context: Context, incoming: Incoming, size: int, token: str) -> ListLedgerResponse:
-    request = ListLedgerRequest(user_id=incoming.query.get("user_id", ""), page_size=size, page_token=token)
+    request = ListLedgerRequest(user_id=asked_user(incoming), page_size=size, page_token=token)
     return await context.call_billing(lambda to: to.billing.ListLedger, request, incoming)
 
 

@@ -43,6 +43,7 @@ def conversation(thread: Thread) -> shapes.Conversation:
         output_tokens=thread.usage.output_tokens,
         thinking_tokens=thread.usage.thinking_tokens,
         cached_tokens=thread.usage.cached_tokens,
+        cache_write_tokens=thread.usage.cache_write_tokens,
         cost_usd=format_usd(thread.usage.cost.nano_usd),
         usage_estimated=thread.usage.estimated,
     )
@@ -65,6 +66,7 @@ def message(found: pb.Message) -> shapes.Message:
         output_tokens=usage.output_tokens if usage else None,
         thinking_tokens=usage.thinking_tokens if usage else None,
         cached_tokens=usage.cached_tokens if usage else None,
+        cache_write_tokens=usage.cache_write_tokens if usage else None,
         cost_usd=format_usd(usage.cost.nano_usd) if usage else None,
         cost_credits=found.cost_credits if usage else None,
         cost_cents_usd=micro_usd(usage.cost.nano_usd) if usage else None,

@@ -92,6 +92,7 @@ class Conversation(Struct):
     output_tokens: int
     thinking_tokens: int
     cached_tokens: int
+    cache_write_tokens: int
     cost_usd: Annotated[Usd, Meta(description="All model calls that ended, those of failed answers included.")]
     usage_estimated: Annotated[bool, Meta(description="Whether some figure was estimated because a call was cut.")]
 
@@ -126,6 +127,7 @@ class Message(Struct):
     output_tokens: int | None
     thinking_tokens: int | None
     cached_tokens: int | None
+    cache_write_tokens: int | None
     cost_usd: Annotated[Usd, Meta(description="All model calls of its run.")] | None
     cost_credits: Annotated[int, Meta(description="`cost_usd` at the project's rate, rounded once.")] | None
     cost_cents_usd: Annotated[int, Meta(description="`cost_usd` in 10⁻⁶ USD, rounded once.")] | None

@@ -3,7 +3,7 @@
 from starlette.types import ASGIApp
 
 from kit.callers import Role
-from kit.errors import ServiceError
+from kit.errors import ServiceError, invalid
 from services.gateway.context import Context
 from services.gateway.incoming import Incoming
 from services.gateway.routes import admin_render as render
@@ -25,9 +25,17 @@ async def read_own(context: Context, incoming: Incoming) -> ASGIApp:
     return json_response(shapes.OwnUsage(incoming.caller.user, periods, quota))
 
 
+def asked_user(incoming: Incoming) -> str:
+    """The user that is asked about; '' for the whole project. A value that is empty must not widen the view."""
+    user = incoming.query.get("user_id")
+    if user == "":
+        raise invalid("user_id", "user_id is empty. Name a user, or leave it out for the whole project.")
+    return user or ""
+
+
 async def read(context: Context, incoming: Incoming) -> ASGIApp:
     """A user's usage, or the project's."""
-    user = incoming.query.get("user_id", "")
+    user = asked_user(incoming)
     answer = await context.call_billing(lambda to: to.billing.GetUsage, GetUsageRequest(user_id=user), incoming)
     return json_response(shapes.Usage(user or None, [render.period_spend(period) for period in answer.periods]))
 

@@ -174,10 +174,9 @@ def usage_fields(usage: Usage) -> Fields:
         "output_tokens": usage.output_tokens,
         "thinking_tokens": usage.thinking_tokens,
         "cached_tokens": usage.cached_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
         "cost_usd": format_usd(usage.cost.nano_usd),
     }
-    if usage.cache_write_tokens:
-        fields["cache_write_tokens"] = usage.cache_write_tokens
     if usage.estimated:
         fields["usage_estimated"] = True
     return fields

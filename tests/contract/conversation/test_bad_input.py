@@ -23,6 +23,8 @@ BAD_RUNS: list[tuple[dict[str, Any], str, str]] = [
     ({"text": "a\x1bb"}, "INVALID_OPTIONS", "content"),
     ({"text": "a\x7fb"}, "INVALID_OPTIONS", "content"),
     ({"text": "x", "model": "a\nb"}, "INVALID_OPTIONS", "model"),
+    ({"text": "x", "model": "\u00ad"}, "INVALID_OPTIONS", "model"),
+    ({"text": "x", "model": " "}, "INVALID_OPTIONS", "model"),
     ({"text": "x", "model": "m" * 201}, "CONTENT_TOO_LARGE", "model"),
     ({"text": "x", "system": "a\x00"}, "INVALID_OPTIONS", "system"),
     ({"text": "x", "system": "s" * 200_001}, "CONTENT_TOO_LARGE", "system"),
@@ -43,6 +45,7 @@ BAD_THREADS: list[tuple[dict[str, str], str, str]] = [
     ({"title": "a\x00"}, "INVALID_OPTIONS", "title"),
     ({"system_prompt": "s" * 200_001}, "CONTENT_TOO_LARGE", "system_prompt"),
     ({"system_prompt": "a\x01"}, "INVALID_OPTIONS", "system_prompt"),
+    ({"default_model": "  "}, "INVALID_OPTIONS", "default_model"),
     ({"default_model": "m" * 201}, "CONTENT_TOO_LARGE", "default_model"),
     ({"default_model": "a\rb"}, "INVALID_OPTIONS", "default_model"),
 ]

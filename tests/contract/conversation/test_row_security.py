@@ -210,8 +210,26 @@ async def test_nobody_makes_rows_for_somebody_else(
     insert = "INSERT INTO conversation.ai_threads (id, project_id, user_id) VALUES (%s, %s, %s)"
     for project, user in ((callers["bob"].project, "alice"), (callers["role elsewhere"].project, "bob")):
         assert await refusal(request_role, insert, new_id(), project, user) == "InsufficientPrivilege"
-    assert await refusal(request_role, "UPDATE conversation.ai_threads SET user_id = 'bob'") == ""
-    assert (await service.alice.get_thread(alices)).user_id == "alice"
+    assert await refusal(request_role, "UPDATE conversation.ai_threads SET title = 'bob'") == ""
+    found = await service.alice.get_thread(alices)
+    assert (found.user_id, found.title) == ("alice", "")
+
+
+@pytest.mark.usefixtures("filled")
+async def test_a_request_writes_neither_owners_nor_costs(
+    request_role: psycopg.AsyncConnection, callers: dict[str, Caller]
+) -> None:
+    await become(request_role, callers["alice"])
+    for change in ("user_id = 'alice'", "cost_nano = 0", "tokens_in = 0"):
+        assert await refusal(request_role, f"UPDATE conversation.ai_threads SET {change}") == "InsufficientPrivilege"
+    insert = (
+        "INSERT INTO conversation.api_calls (id, project_id, user_id, thread_id, run_id, message_id, step, attempt,"
+        " model{0}) SELECT gen_random_uuid(), project_id, user_id, thread_id, run_id, message_id, 9, 9, model{1}"
+        " FROM conversation.api_calls LIMIT 1"
+    )
+    assert await refusal(request_role, insert.format(", cost_nano", ", 0")) == "InsufficientPrivilege"
+    assert await refusal(request_role, insert.format(", rates", ", NULL")) == "InsufficientPrivilege"
+    assert await refusal(request_role, insert.format("", "")) == ""
 
 
 @pytest.mark.usefixtures("filled")

@@ -49,6 +49,7 @@ async def test_a_conversation_is_made_read_changed_and_deleted(alice: Client) ->
         "output_tokens": 0,
         "thinking_tokens": 0,
         "cached_tokens": 0,
+        "cache_write_tokens": 0,
         "cost_usd": "0.000000000",
         "usage_estimated": False,
     }

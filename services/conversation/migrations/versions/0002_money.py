@@ -1,7 +1,8 @@
 """What calls, messages and threads cost, and the outbox that tells billing.
 
-Columns with constant defaults are added without rewriting a table. A process of the release
-before goes on with them: what it does not write stays 0.
+Columns with constant defaults are added without rewriting a table. Processes of the release
+before are to be stopped first: they call models without a hold, and do not close calls that
+were sent with one.
 """
 
 from alembic import op
@@ -9,6 +10,7 @@ from alembic import op
 revision = "0002"
 down_revision = "0001"
 
+REQUEST = "threadloom_conversation"
 ENGINE = "threadloom_conversation_engine"
 
 CHANGES = (
@@ -52,6 +54,17 @@ def upgrade() -> None:
     # The engine's alone: a request never sees what services tell each other.
     op.execute(f"CREATE POLICY engine ON conversation.outbox TO {ENGINE} USING (true) WITH CHECK (true)")
     op.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON conversation.outbox TO {ENGINE}")
+    # A request never writes what anything cost.
+    op.execute(f"REVOKE UPDATE ON conversation.ai_threads FROM {REQUEST}")
+    op.execute(
+        "GRANT UPDATE (title, system_prompt, default_model_slug, next_position, last_message_at, updated_at)"
+        f" ON conversation.ai_threads TO {REQUEST}"
+    )
+    op.execute(f"REVOKE INSERT ON conversation.api_calls FROM {REQUEST}")
+    op.execute(
+        "GRANT INSERT (id, project_id, user_id, thread_id, run_id, message_id, step, attempt, model)"
+        f" ON conversation.api_calls TO {REQUEST}"
+    )
     op.execute(
         f"GRANT UPDATE (tokens_in, tokens_out, thinking_tokens, cached_tokens, cache_write_tokens, cost_nano,"
         f" usage_estimated) ON conversation.ai_threads TO {ENGINE}"
