@@ -51,13 +51,16 @@ BREACHES: dict[str, str] = {
             WHERE c.thread_id = t.id)
         GROUP BY t.id HAVING t.cost_nano <> coalesce(sum(l.cost_nano), 0)""",
     "an account is not the sum of its holds and ledger rows": COMPARE,
+    # But for what came late or cost more than its hold: that much is excused, and no more.
     "more was held and spent than a limit allows": """
         SELECT a.project_id, a.user_id, a.period, a.held_nano, a.spent_nano, s.limit_nano
         FROM billing.accounts a JOIN (
             SELECT project_id, '' AS user_id, period, limit_nano FROM billing.spend_caps
             UNION ALL SELECT project_id, user_id, period, limit_nano FROM billing.quotas WHERE user_id <> ''
         ) s USING (project_id, user_id, period)
-        WHERE a.held_nano + a.spent_nano > s.limit_nano AND NOT EXISTS (
-            SELECT FROM billing.cost_ledger l WHERE l.project_id = a.project_id AND (l.above_hold OR l.late))""",
+        WHERE a.held_nano + a.spent_nano > s.limit_nano + coalesce((
+            SELECT sum(CASE WHEN l.late THEN l.cost_nano ELSE greatest(l.cost_nano - coalesce(h.amount_nano, 0), 0) END)
+            FROM billing.cost_ledger l LEFT JOIN billing.holds h USING (api_call_id)
+            WHERE l.project_id = a.project_id AND a.user_id IN ('', l.user_id) AND (l.above_hold OR l.late)), 0)""",
 }
 WAITING = "SELECT count(*) FROM conversation.outbox"
