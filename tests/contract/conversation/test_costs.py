@@ -108,11 +108,11 @@ async def test_reasoning_counted_beside_the_output_is_added_once(service: Servic
         assert (entry.output, entry.reasoning, entry.cost) == (429, 409, cost_nano(11_125, 429, 7_441))
 
 
-async def test_nonsense_a_provider_reports_is_made_to_fit(service: Service, books: Books) -> None:
+async def test_cached_tokens_counted_beside_the_input_are_added_once(service: Service, books: Books) -> None:
     thread = await service.alice.thread()
     await service.alice.run(thread, "[fake prompt_tokens=10 cached_tokens=500 completion_tokens=3]").end()
     (entry,) = await books.settled()
-    assert (entry.input, entry.cached, entry.cost) == (10, 10, cost_nano(10, 3, 10))
+    assert (entry.input, entry.cached, entry.cost) == (510, 500, cost_nano(510, 3, 500))
 
 
 async def test_zeros_for_an_answer_are_no_report(service: Service, books: Books) -> None:
