@@ -138,6 +138,7 @@ class Answer:
         run = self._run
         try:
             del run.log.pending[run.log.sealed :]
+            run.log.pending_bytes = sum(event.ByteSize() for event in run.log.pending)
             run.traces = run.log.state.next_trace_number() - 1
             run.has_reply = run.log.state.has_reply
             run.has_open_step = run.log.state.has_open_step
