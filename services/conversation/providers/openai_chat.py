@@ -7,7 +7,7 @@ rest of the turn. What the package then no longer does is done here: SSE framing
 """
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
@@ -293,16 +293,22 @@ def _unreachable() -> ProviderFailure:
 
 def _not_answered(error: BaseException) -> ProviderFailure:
     """A reported timeout, or a refused or closed connection: the package takes the one for the other."""
+    causes = list(_chain(error))
+    if any(isinstance(cause, aiohttp.ServerDisconnectedError) for cause in causes):
+        return _gone()
+    # Looked for first: the package reports a refused connection as one that timed out.
+    if any(isinstance(cause, aiohttp.ClientConnectorError) for cause in causes):
+        return _unreachable()
+    is_unconnected = any(isinstance(cause, (aiohttp.ConnectionTimeoutError, httpx2.ConnectTimeout)) for cause in causes)
+    return _timed_out(may_be_billed=not is_unconnected)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from, to the first."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, aiohttp.ServerDisconnectedError):
-            return _gone()
-        if isinstance(cause, aiohttp.ClientConnectorError):
-            return _unreachable()
-        if isinstance(cause, (aiohttp.ConnectionTimeoutError, httpx2.ConnectTimeout)):
-            return _timed_out(may_be_billed=False)
+        yield cause
         cause = cause.__cause__ or cause.__context__
-    return _timed_out()
 
 
 def _error_event(body: Any, api_key: str) -> ProviderFailure:
