@@ -43,6 +43,11 @@ PAGE_EVENTS = 250  # events read at once on replay; 32 MiB in the worst case
 PAGE_BYTES = 1024 * 1024  # an event batch on the wire (durability.md 31)
 PUBLISH_BYTES = 256 * 1024  # above it only the seq is published: NATS takes 1 MiB (durability.md 29)
 
+# --- the relay (durability.md 33)
+RELAY_FOLLOWS = 10_000  # on one stream; as many as a server takes calls
+RELAY_WAITING_BYTES = 4 * 1024 * 1024  # a gateway that does not read: follows wait from here on, one batch each
+RELAY_MESSAGE_BYTES = 2 * 1024 * 1024  # a message is closed once it is so large; gRPC takes 16 MiB
+
 # --- the provider
 ATTEMPTS_PER_TURN = 3  # one retry budget a turn, whatever fails
 RETRY_DELAY_SECONDS = 0.5  # doubled each time, unless the provider says how long

@@ -22,6 +22,7 @@ from services.conversation.ownership import Ownership
 from services.conversation.projects_servicer import ProjectServicer
 from services.conversation.provider_keys import ProviderKeys
 from services.conversation.providers.openai_chat import OpenAIChat
+from services.conversation.relay_servicer import RelayServicer
 from services.conversation.runner import Runner
 from services.conversation.servicer import ConversationServicer
 from services.conversation.settings import Settings
@@ -31,6 +32,8 @@ from threadloom.conversation.v1.conversation_service_pb2 import DESCRIPTOR as CO
 from threadloom.conversation.v1.conversation_service_pb2_grpc import add_ConversationServiceServicer_to_server
 from threadloom.conversation.v1.project_service_pb2 import DESCRIPTOR as PROJECTS
 from threadloom.conversation.v1.project_service_pb2_grpc import add_ProjectServiceServicer_to_server
+from threadloom.conversation.v1.relay_service_pb2 import DESCRIPTOR as RELAY
+from threadloom.conversation.v1.relay_service_pb2_grpc import add_RelayServiceServicer_to_server
 
 # Durability.md 5 and 8. What is shown must be on disk; a frozen owner must not hold a lock.
 SESSION = (
@@ -120,10 +123,11 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         stack.push_async_callback(sweeper.stop)
 
         admission = Admission(engine, runner, ownership, settings.model)
-        names = [*CONVERSATION.services_by_name.values(), *PROJECTS.services_by_name.values()]
-        server = Server(settings.credential, [service.full_name for service in names])
+        described = [service for file in (CONVERSATION, PROJECTS, RELAY) for service in file.services_by_name.values()]
+        server = Server(settings.credential, [service.full_name for service in described])
         conversation = ConversationServicer(engine, admission, hub, runner, ownership)
         add_ConversationServiceServicer_to_server(conversation, server.grpc)
+        add_RelayServiceServicer_to_server(RelayServicer(conversation), server.grpc)
         add_ProjectServiceServicer_to_server(ProjectServicer(engine, settings.secret_keys), server.grpc)
         await reading  # or the first run would wait for it
         port = await server.start(settings.listen)

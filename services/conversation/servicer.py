@@ -27,7 +27,7 @@ from services.conversation.store.starts import RequestKey
 from threadloom.conversation.v1 import conversation_service_pb2 as api
 from threadloom.conversation.v1 import conversation_service_pb2_grpc as api_grpc
 from threadloom.conversation.v1.message_pb2 import Message
-from threadloom.conversation.v1.run_pb2 import Trace
+from threadloom.conversation.v1.run_pb2 import RunEventBatch, Trace
 from threadloom.conversation.v1.thread_pb2 import Thread
 
 Context = aio.ServicerContext[object, object]
@@ -214,17 +214,33 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
 
     async def Run(self, request: api.RunRequest, context: Context) -> AsyncIterator[api.RunResponse]:
         """Starts a run and follows it."""
-        admitted = await self._admission.start(caller(), thread_id_of(request.thread_id), request)
-        async for batch in self._hub.follow(admitted.run, 0, admitted.first):
+        async for batch in self.start(request):
             yield api.RunResponse(batch=batch)
+
+    async def StartRun(self, request: api.StartRunRequest, context: Context) -> api.StartRunResponse:
+        """Starts a run."""
+        admitted = await self._admission.start(caller(), thread_id_of(request.run.thread_id), request.run)
+        row = await self._find_run("", str(admitted.run.run_id))
+        return api.StartRunResponse(run=translate.run(row))
 
     async def Follow(self, request: api.FollowRequest, context: Context) -> AsyncIterator[api.FollowResponse]:
         """Follows a run."""
+        async for batch in self.follow(request):
+            yield api.FollowResponse(batch=batch)
+
+    async def start(self, request: api.RunRequest) -> AsyncIterator[RunEventBatch]:
+        """Starts a run for the current caller; what Run and a relay tell of it."""
+        admitted = await self._admission.start(caller(), thread_id_of(request.thread_id), request)
+        async for batch in self._hub.follow(admitted.run, 0, admitted.first):
+            yield batch
+
+    async def follow(self, request: api.FollowRequest) -> AsyncIterator[RunEventBatch]:
+        """What Follow and a relay tell the current caller of a run."""
         row = await self._find_run(request.thread_id, request.run_id)
         after = _checked_after(row, request.after_seq)
         run = Followed(row.id, row.project_id, row.thread_id, row.reply_message_id)
         async for batch in self._hub.follow(run, after):
-            yield api.FollowResponse(batch=batch)
+            yield batch
 
     async def CancelRun(self, request: api.CancelRunRequest, context: Context) -> api.CancelRunResponse:
         """Cancels a run and waits, within bounds, for its end."""

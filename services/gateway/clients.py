@@ -10,11 +10,13 @@ from services.gateway.limits import CALL_SECONDS
 from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
 from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceStub
+from threadloom.conversation.v1.relay_service_pb2_grpc import RelayServiceStub
 
 if TYPE_CHECKING:  # these classes exist in the stubs' types only
     from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceAsyncStub
     from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceAsyncStub
     from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceAsyncStub
+    from threadloom.conversation.v1.relay_service_pb2_grpc import RelayServiceAsyncStub
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class ConversationStubs:
     replica: Replica
     conversations: "ConversationServiceAsyncStub"
     projects: "ProjectServiceAsyncStub"
+    relay: "RelayServiceAsyncStub"
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,10 @@ class Clients:
 
 
 def _conversation_stubs(replica: Replica) -> ConversationStubs:
-    return ConversationStubs(replica, ConversationServiceStub(replica.channel), ProjectServiceStub(replica.channel))
+    channel = replica.channel
+    return ConversationStubs(
+        replica, ConversationServiceStub(channel), ProjectServiceStub(channel), RelayServiceStub(channel)
+    )
 
 
 def _billing_stubs(replica: Replica) -> BillingStubs:

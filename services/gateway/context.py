@@ -12,6 +12,7 @@ from services.gateway.clients import BillingStubs, Clients, ConversationStubs
 from services.gateway.following import Follower, Target
 from services.gateway.incoming import Incoming
 from services.gateway.limits import CALL_SECONDS, READY_CALL_SECONDS, READY_SECONDS, Patience
+from services.gateway.relays import Relays
 from services.gateway.streaming import ActiveRunStream, EventStream
 from services.gateway.transfers import Streams
 from services.gateway.wire.conversations import ConversationsEncoder
@@ -30,7 +31,7 @@ class Context:
         self.document = document
         self.is_draining = False
         self.patience = patience
-        self._clients = clients
+        self._clients, self._relays = clients, Relays(clients.conversation)
         self._ready_until, self._ready = 0.0, False
 
     async def call(
@@ -57,7 +58,7 @@ class Context:
         """The response that follows a run."""
         kind = EventStream if target.run or target.run_id else ActiveRunStream
         return kind(
-            Follower(self._clients.conversation, target, self.patience),
+            Follower(self._relays, target, self.patience),
             ConversationsEncoder,
             self.streams,
             self.patience,

@@ -48,6 +48,13 @@ REQUEST_ID_CHARS = 128
 # A path in the access log is cut here.
 LOGGED_PATH_CHARS = 256
 
+# A relay takes no new follows after this long, and ends with its last one: the server ends connections after 600 s,
+# with a grace of 300 s, and a turn takes 120 s.
+RELAY_SECONDS = 480.0
+# What may wait for one reader; a slower one reads from the log again. A burst's merged batches fit many times.
+BUFFER_BATCHES = 256
+BUFFER_BYTES = 1024 * 1024
+
 # Pause before following elsewhere: nothing at first, then doubling from the first to the last.
 RETRY_FIRST_SECONDS = 0.05
 RETRY_LAST_SECONDS = 1.0
