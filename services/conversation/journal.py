@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -35,6 +36,8 @@ from threadloom.conversation.v1.run_pb2 import RunEventBatch
 COMMIT_SECONDS = Histogram("threadloom_journal_commit_seconds", "Time of one commit of the journal.", ["kind"])
 BATCH_EVENTS = Histogram("threadloom_journal_batch_events", "Events in one batch.", buckets=(1, 2, 4, 8, 16, 64, 256))
 LOST_RUNS = Counter("threadloom_runs_lost_total", "Runs that turned out to have another owner.")
+
+Found = TypeVar("Found")
 
 Publish = Callable[["RunLog", RunEventBatch], None]
 # Given the state the commit leads to, the statements that go with it.
@@ -153,11 +156,12 @@ class Journal:
 
     async def change_state(
         self, run: RunLog, events: Sequence[RunEvent] = (), statements: MakeStatements = lambda _: ()
-    ) -> None:
+    ) -> list[tuple[Any, ...]]:
         """Commits the run's pending events, then `events`, and the statements, as one transaction.
 
-        Waits for Postgres as long as it takes. Raises RunLostError when the run is not ours
-        any more; then nothing was stored.
+        Returns the rows the statements returned: none, when the answer to the commit was lost once.
+        Waits for Postgres as long as it takes. Raises RunLostError when the run is not ours any
+        more; then nothing was stored.
         """
         while run.is_committing:
             run.committed.clear()
@@ -171,21 +175,21 @@ class Journal:
             self._fold(run, taken)
             rows, made = _rows(run, taken), list(statements(run.state))
             with COMMIT_SECONDS.labels("state").time():
-                await self._insist(
+                returned = await self._insist(
                     run, lambda connection: event_log.change_state(connection, run.run_id, run.epoch, rows, made)
                 )
             self._show(run, taken)
+            return returned
         finally:
             self._done(run)
 
-    async def _insist(self, run: RunLog, work: Callable[[psycopg.AsyncConnection], Awaitable[None]]) -> None:
+    async def _insist(self, run: RunLog, work: Callable[[psycopg.AsyncConnection], Awaitable[Found]]) -> Found:
         """Does the work on a pooled connection, again while Postgres is away."""
         pause = limits.RECONNECT_PAUSE_SECONDS
         while True:
             try:
                 async with asyncio.timeout(limits.ANSWER_SECONDS), self._pool.connection() as connection:
-                    await work(connection)
-                return
+                    return await work(connection)
             except Exception as error:
                 if not is_away(error):
                     self._refused(run, error)

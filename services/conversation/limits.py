@@ -7,10 +7,22 @@ TITLE_CHARS = 200  # a title somebody types; a derived one is cut at 80 (R127)
 DERIVED_TITLE_CHARS = 80
 MODEL_CHARS = 200  # longest model slug met in the wild is under 100
 REQUEST_ID_CHARS = 255  # an Idempotency-Key; longer ones are mistakes
+FALLBACK_MODELS = 5  # each costs a user the time of a failed attempt
 EFFORT_CHARS = 32  # a word such as `medium`
 API_KEY_CHARS_MIN = 8  # a shorter one is a mistake, and could not be told from a word in a provider's error
 API_KEY_CHARS = 4096  # bearer tokens of clouds reach 2,000
 OUTPUT_TOKENS_MAX = 1_000_000  # above any model's; catches milliseconds put in the wrong field
+
+# --- the queue of a thread (durability.md 22)
+QUEUED_RUNS = 10  # more waiting messages are a client that does not look at the answers
+
+# --- runs that end without followers (durability.md 20)
+CANCEL_AFTER_SECONDS_MIN, CANCEL_AFTER_SECONDS_MAX = 1.0, 3600.0  # a reload takes a second; holds live an hour
+WATCH_SECONDS = 1.0  # how often a process says whom it serves
+# Longer than a gateway takes to leave a replica that fell silent (6 s), and to be counted at another (1 s).
+WATCH_LEASE_SECONDS = 8.0
+WATCH_SLACK_SECONDS = 1.5  # after a follower left: within it every other process says whether it has one
+WATCH_STEADY_SECONDS = 3.0  # after an outage of the database nobody is taken for gone before so long
 
 # --- pages
 LIST_BYTES = 8 * 1024 * 1024  # a page ends here, whatever its size in entries: half of what a gRPC message takes

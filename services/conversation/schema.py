@@ -214,6 +214,33 @@ class Run(Base):
     error: Mapped[bytes | None]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     finished_at: Mapped[datetime | None]
+    begun_at: Mapped[datetime | None]
+
+
+class QueuedRun(Base):
+    """What the start of a run that waits will write. The lowest ordinal of a thread is next."""
+
+    __tablename__ = "queued_runs"
+    __table_args__ = (UniqueConstraint("thread_id", "ordinal"),)
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("conversation.ai_runs.id", ondelete="CASCADE"), primary_key=True)
+    project_id: Mapped[UUID]
+    user_id: Mapped[str]
+    thread_id: Mapped[UUID]
+    ordinal: Mapped[int]
+    parts: Mapped[bytes]
+    text: Mapped[str]
+    title: Mapped[str]
+    is_kept: Mapped[bool]
+
+
+class RunWatch(Base):
+    """A run that is cancelled once no client has watched it for cancel_after_ms; watched, `until` moves on."""
+
+    __tablename__ = "run_watch"
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("conversation.ai_runs.id", ondelete="CASCADE"), primary_key=True)
+    project_id: Mapped[UUID]
+    cancel_after_ms: Mapped[int]
+    until: Mapped[datetime]
 
 
 class RunEvent(Base):

@@ -14,6 +14,7 @@ from services.conversation import limits
 from services.conversation.admission import Admission
 from services.conversation.answers import Answering
 from services.conversation.billing import Billing, senders
+from services.conversation.cancelling import Cancelling
 from services.conversation.domain import tokens
 from services.conversation.following import Hub
 from services.conversation.journal import Journal
@@ -28,6 +29,7 @@ from services.conversation.servicer import ConversationServicer
 from services.conversation.settings import Settings
 from services.conversation.snapshots import Snapshots
 from services.conversation.sweeper import Sweeper
+from services.conversation.watching import Watching
 from threadloom.conversation.v1.conversation_service_pb2 import DESCRIPTOR as CONVERSATION
 from threadloom.conversation.v1.conversation_service_pb2_grpc import add_ConversationServiceServicer_to_server
 from threadloom.conversation.v1.project_service_pb2 import DESCRIPTOR as PROJECTS
@@ -87,6 +89,9 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         hub = Hub(pool, bus)
         hub.start()
         stack.push_async_callback(hub.stop)
+        watching = Watching(pool)
+        watching.start()
+        stack.push_async_callback(watching.stop)
         journal = Journal(dsn, pool, hub.publish)
         journal.start()
         stack.push_async_callback(journal.stop)
@@ -122,10 +127,11 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         sweeper.start()
         stack.push_async_callback(sweeper.stop)
 
-        admission = Admission(engine, runner, ownership, settings.model)
+        cancelling = Cancelling(engine, pool, hub, runner, ownership)
+        admission = Admission(engine, runner, ownership, cancelling, settings.model)
         described = [service for file in (CONVERSATION, PROJECTS, RELAY) for service in file.services_by_name.values()]
         server = Server(settings.credential, [service.full_name for service in described])
-        conversation = ConversationServicer(engine, admission, hub, runner, ownership)
+        conversation = ConversationServicer(engine, admission, cancelling, hub, watching, runner, ownership)
         add_ConversationServiceServicer_to_server(conversation, server.grpc)
         add_RelayServiceServicer_to_server(RelayServicer(conversation), server.grpc)
         add_ProjectServiceServicer_to_server(ProjectServicer(engine, settings.secret_keys), server.grpc)

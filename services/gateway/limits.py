@@ -32,6 +32,8 @@ TOKEN_LEEWAY_SECONDS = 5.0
 
 # One try of a unary call. Reads take milliseconds; a frozen replica must not hold a user for long.
 CALL_SECONDS = 5.0
+# A start is several transactions on a database that may be slow, and a retry finds what it made.
+START_CALL_SECONDS = 10.0
 # A cancel waits up to 3 s for the run's end, a delete may have to do that twice.
 ENDING_CALL_SECONDS = 10.0
 # The probe behind /readyz, and how long its answer is good: probes come about once a second.

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from services.conversation.limits import EVENT_TEXT_CHARS
 from threadloom.conversation.v1.message_pb2 import Usage
 from threadloom.conversation.v1.run_event_pb2 import (
+    ModelSwitchTrace,
     ReplyStarted,
     RetryTrace,
     RunEvent,
@@ -91,6 +92,11 @@ def trace_ended(trace: str) -> RunEvent:
 def retry_trace(trace: str, step: int, retry: RetryTrace) -> list[RunEvent]:
     """A retry, opened and closed at once."""
     return [RunEvent(trace_started=TraceStarted(trace_id=trace, step=step, retry=retry)), trace_ended(trace)]
+
+
+def model_switch_trace(trace: str, step: int, switch: ModelSwitchTrace) -> list[RunEvent]:
+    """A change of model, opened and closed at once."""
+    return [RunEvent(trace_started=TraceStarted(trace_id=trace, step=step, model_switch=switch)), trace_ended(trace)]
 
 
 def pieces(text: str) -> Iterable[str]:

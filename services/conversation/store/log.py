@@ -139,8 +139,8 @@ async def snapshot(connection: AsyncConnection, rows: Sequence[tuple[UUID, int, 
 
 async def change_state(
     connection: AsyncConnection, run: UUID, epoch: int, events: Sequence[EventRow], statements: Sequence[Statement]
-) -> None:
-    """Stores events and runs statements in one transaction, if the epoch still holds.
+) -> list[tuple[Any, ...]]:
+    """Stores events and runs statements in one transaction, if the epoch still holds; the rows these returned.
 
     All goes out as one pipeline. Raises psycopg's error with SQLSTATE TL001 when the run
     has another owner.
@@ -160,9 +160,9 @@ async def change_state(
                         "payloads": [row.payload for row in events],
                     },
                 )
-            for statement in statements:
-                await connection.execute(statement.sql, statement.parameters)
+            made = [await connection.execute(statement.sql, statement.parameters) for statement in statements]
             await connection.execute("COMMIT")
+        return [row for cursor in made if cursor.description is not None for row in await cursor.fetchall()]
     except BaseException:
         with suppress(psycopg.Error):
             await connection.rollback()
