@@ -1,68 +1,30 @@
 """Messages that wait for the answers before theirs: order, bounds, ends of every kind (durability.md 22)."""
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
 from kit.errors import ServiceError
 from services.conversation import limits
-from tests.contract.conversation.harness import Launcher, Person, Reading, Service, Sql, eventually
-from tests.fakes.provider import FakeProvider
-from threadloom.conversation.v1 import conversation_service_pb2 as api
-from threadloom.conversation.v1.message_pb2 import ContentPart, MessageRole
-from threadloom.conversation.v1.run_pb2 import IfRunning, Run, RunOptions, RunStatus
-
-REJECT, ENQUEUE = IfRunning.IF_RUNNING_REJECT, IfRunning.IF_RUNNING_ENQUEUE
-QUEUED, CANCELLED, SUCCEEDED = (
-    RunStatus.RUN_STATUS_QUEUED,
-    RunStatus.RUN_STATUS_CANCELLED,
-    RunStatus.RUN_STATUS_SUCCEEDED,
+from tests.contract.conversation.harness import Launcher, Service, Sql
+from tests.contract.conversation.waiting import (
+    ENQUEUE,
+    HELD,
+    INTERRUPT,
+    REJECT,
+    ended,
+    enqueue,
+    held,
+    requests,
+    start,
+    texts,
 )
-HELD = "[fake chunks=2 gate=g gate_at=1]"
+from tests.fakes.provider import FakeProvider
+from threadloom.conversation.v1.message_pb2 import MessageRole
+from threadloom.conversation.v1.run_pb2 import IfRunning, Run, RunStatus
+
+QUEUED, SUCCEEDED = RunStatus.RUN_STATUS_QUEUED, RunStatus.RUN_STATUS_SUCCEEDED
 STARTED = ["run_started", "reply_started"]
-
-
-async def held(person: Person, thread: str, text: str = f"first {HELD}") -> Reading:
-    """A run that waits at the gate `g`, with some text."""
-    return await person.run(thread, text).until(lambda reading: reading.text)
-
-
-async def enqueue(person: Person, thread: str, text: str, key: str = "", **options: object) -> Reading:
-    """A run that waits."""
-    run = person.run(thread, text, key, if_running=ENQUEUE, **options)
-    return await run.until(lambda reading: reading.batches)
-
-
-async def start(person: Person, thread: str, text: str, key: str = "", if_running: int = ENQUEUE) -> Run:
-    """A run nobody follows."""
-    run = api.RunRequest(
-        thread_id=thread,
-        parts=[ContentPart(text=text)],
-        options=RunOptions(if_running=if_running),  # type: ignore[arg-type]
-        request_id=key,
-    )
-    found: Run = (await person.call(person.conversation.StartRun, api.StartRunRequest(run=run))).run
-    return found
-
-
-def last_words(provider: FakeProvider) -> list[list[str]]:
-    """Of each request at the provider, what its messages say."""
-    return [[str(message["content"]) for message in call.body["messages"]] for call in provider.calls]
-
-
-async def texts(person: Person, thread: str) -> list[str]:
-    return [message.text for message in await person.messages(thread)]
-
-
-async def ended(person: Person, runs: Sequence[str]) -> list[Run]:
-    """The runs once all have ended."""
-
-    async def look() -> list[Run] | None:
-        found = [await person.get_run(run) for run in runs]
-        return found if all(run.HasField("finish_time") for run in found) else None
-
-    return await eventually(look)
 
 
 async def test_messages_are_answered_in_order_and_each_sees_the_answers_before(
@@ -92,13 +54,13 @@ async def test_messages_are_answered_in_order_and_each_sees_the_answers_before(
     assert [message.id for message in found][3::2] == [second.batches[0].message_id, third.batches[0].message_id]
     times = [message.create_time.ToNanoseconds() for message in found]
     assert times == sorted(set(times))
-    assert last_words(provider) == [said[:1], said[:3], said[:5]]
+    assert requests(provider) == [said[:1], said[:3], said[:5]]
     assert (await alice.get_thread(thread)).queued_runs == 0
     assert await sql.rows("SELECT attempt, step FROM conversation.api_calls") == [(1, 1)] * 3
     assert [run.takeovers for run in await ended(alice, [second.run_id, third.run_id])] == [0, 0]
 
 
-@pytest.mark.parametrize("mode", [ENQUEUE, IfRunning.IF_RUNNING_INTERRUPT])
+@pytest.mark.parametrize("mode", [ENQUEUE, INTERRUPT])
 async def test_in_a_thread_at_rest_a_message_is_answered_at_once(service: Service, mode: IfRunning, sql: Sql) -> None:
     thread = await service.alice.thread()
     run = await service.alice.run(thread, "hello", if_running=mode).end()
@@ -129,7 +91,7 @@ async def test_ten_wait_and_the_eleventh_is_refused(service: Service, provider: 
     waiting = [await start(alice, thread, f"{number} [fake chunks=1]") for number in range(limits.QUEUED_RUNS)]
     assert {run.status for run in waiting} == {QUEUED}
     before = await sql.contents()
-    for mode in (ENQUEUE, IfRunning.IF_RUNNING_INTERRUPT):
+    for mode in (ENQUEUE, INTERRUPT):
         with pytest.raises(ServiceError, match="10 messages wait") as refused:
             await start(alice, thread, "too many", "key", mode)
         assert (refused.value.reason, refused.value.metadata["run_id"]) == ("RUN_IN_PROGRESS", first.run_id)
@@ -156,7 +118,7 @@ async def test_twenty_at_once_are_accepted_up_to_eleven_and_answered_in_the_orde
     messages = await alice.messages(thread)
     assert [message.position for message in messages] == list(range(1, 2 * len(accepted) + 1))
     asked = [message for message in messages if message.role == MessageRole.MESSAGE_ROLE_USER]
-    assert [words[-1] for words in last_words(provider)] == [message.text for message in asked]
+    assert [words[-1] for words in requests(provider)] == [message.text for message in asked]
     assert {message.run_id for message in asked} == {run.id for run in accepted}
 
 

@@ -18,8 +18,10 @@ from tests.fakes.provider import FakeProvider
 from threadloom.conversation.v1 import conversation_service_pb2 as api
 from threadloom.conversation.v1 import project_service_pb2 as projects
 from threadloom.conversation.v1.message_pb2 import ContentPart
+from threadloom.conversation.v1.run_pb2 import IfRunning, RunOptions
 
 HELLO = [ContentPart(text="hello")]
+INTERRUPT = RunOptions(if_running=IfRunning.IF_RUNNING_INTERRUPT)
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -64,6 +66,9 @@ TABLE: dict[str, Row] = {
         lambda has: api.ListTracesRequest(thread_id=has.thread, message_id=has.message), "THREAD_NOT_FOUND"
     ),
     "ConversationService.Run": Row(lambda has: api.RunRequest(thread_id=has.thread, parts=HELLO), "THREAD_NOT_FOUND"),
+    "ConversationService.StartRun": Row(
+        lambda has: api.StartRunRequest(run=api.RunRequest(thread_id=has.thread, parts=HELLO)), "THREAD_NOT_FOUND"
+    ),
     "ConversationService.Follow": Row(lambda has: api.FollowRequest(run_id=has.run), "NOT_FOUND"),
     "ConversationService.CancelRun": Row(lambda has: api.CancelRunRequest(run_id=has.run), "NOT_FOUND"),
     "ConversationService.GetRun": Row(lambda has: api.GetRunRequest(run_id=has.run), "NOT_FOUND"),
@@ -90,7 +95,12 @@ TABLE: dict[str, Row] = {
 # The same by the name of the thread instead of the run.
 MORE: dict[str, Row] = {
     "ConversationService.Follow": Row(lambda has: api.FollowRequest(thread_id=has.thread), "THREAD_NOT_FOUND"),
-    "ConversationService.CancelRun": Row(lambda has: api.CancelRunRequest(thread_id=has.thread), "THREAD_NOT_FOUND"),
+    "ConversationService.CancelRun": Row(
+        lambda has: api.CancelRunRequest(thread_id=has.thread, include_queued=True), "THREAD_NOT_FOUND"
+    ),
+    "ConversationService.Run": Row(
+        lambda has: api.RunRequest(thread_id=has.thread, parts=HELLO, options=INTERRUPT), "THREAD_NOT_FOUND"
+    ),
 }
 OTHERS = ("bob", "alice elsewhere", "role elsewhere")
 # Metadata that names no caller, beside the right credential.
