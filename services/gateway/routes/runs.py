@@ -52,6 +52,8 @@ async def cancel(context: Context, incoming: Incoming) -> ASGIApp:
     """Cancels a run. With none in progress that is a success: a stop button never shows an error."""
     body = incoming.read(shapes.Cancel)
     run_id = body.run_id or ""
+    if run_id and body.queued:
+        raise invalid("queued", "queued cancels all answers of a conversation: leave run_id out.")
     if run_id and parse_id(run_id) is None:
         raise not_found("run")
     request = CancelRunRequest(thread_id=incoming.conversation_id, run_id=run_id, include_queued=body.queued)

@@ -13,7 +13,7 @@ from kit.callers import CREDENTIAL_KEY, PROJECT_KEY, ROLE_KEY, USER_KEY
 from kit.channels import to_service_error
 from kit.errors import ServiceError
 from kit.ids import new_id
-from tests.contract.conversation.harness import CREDENTIAL, Person, Service, Sql, project_id
+from tests.contract.conversation.harness import CREDENTIAL, Person, Service, Sql, eventually, project_id
 from tests.fakes.provider import FakeProvider
 from threadloom.conversation.v1 import conversation_service_pb2 as api
 from threadloom.conversation.v1 import project_service_pb2 as projects
@@ -117,11 +117,12 @@ NOBODIES: dict[str, dict[str, str]] = {
 
 
 @pytest_asyncio.fixture
-async def things(service: Service, provider: FakeProvider) -> Things:
-    """A thread of alice's with a run that waits at a gate."""
+async def things(service: Service, provider: FakeProvider, sql: Sql) -> Things:
+    """A thread of alice's with a run that waits at a gate, its text at rest."""
     thread = await service.alice.thread(title="alice's own", user_id="alice")
     run = await service.alice.run(thread, "[fake chunks=3 gate=g gate_at=1]").until(lambda reading: reading.text)
     message = (await service.alice.reply(thread)).id
+    await eventually(lambda: sql.value("SELECT text <> '' FROM conversation.ai_messages WHERE role = 'assistant'"))
     return Things(thread, run.run_id, message, str(project_id(service.alice.caller)))
 
 
