@@ -12,12 +12,14 @@ from threadloom.billing.v1 import billing_service_pb2
 from threadloom.conversation.v1 import conversation_service_pb2, project_service_pb2
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("services", "kit", "deploy", "tests")
+FOLDERS = ("services", "kit", "deploy", "bench", "tests")
 LINES_MAX = 800
 # They name nothing, so everything ends up in them.
 NAMELESS = {"utils", "util", "helpers", "helper", "common", "manager", "managers", "base", "misc"}
 # Who may read the environment: the places where a process starts.
-READERS = re.compile(r"services/\w+/(__main__|migrate)\.py|deploy/local/(__main__|commands)\.py")
+READERS = re.compile(
+    r"services/\w+/(__main__|migrate)\.py|deploy/local/(__main__|commands)\.py|bench/peers/\w+/server\.py"
+)
 READS = {"environ", "environb", "getenv"}
 SERVICES = [
     service
