@@ -1,6 +1,7 @@
 """What the processes of a subject use: CPU and memory, read from /proc."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +48,12 @@ class Tree:
         """What each has used, its ended children that were waited for included."""
         return Usage({(name, pid): _cpu_seconds(pid) for name, pid in self.members()})
 
-    def pss_kib(self) -> float:
-        """Memory of all, shared pages counted once."""
-        return sum(_pss_kib(pid) for _, pid in self.members())
+    def pss_kib(self) -> Counter[str]:
+        """Memory by name, shared pages counted once."""
+        found: Counter[str] = Counter()
+        for name, pid in self.members():
+            found[name] += _pss_kib(pid)
+        return found
 
 
 def thread_seconds(pid: int) -> dict[tuple[int, str], float]:
@@ -83,11 +87,11 @@ def _cpu_seconds(pid: int) -> float:
     return sum(map(int, _stat(pid)[11:15])) / TICKS
 
 
-def _pss_kib(pid: int) -> float:
+def _pss_kib(pid: int) -> int:
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
-                return float(line.split()[1])
+                return int(line.split()[1])
     except OSError:
-        pass
-    return 0.0
+        pass  # it has just ended
+    return 0

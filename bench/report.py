@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bench.results import DIRECT, Results, Value
+from bench.workloads import SHORT
 
 BEGIN, END = "<!-- made by make bench: begin -->", "<!-- made by make bench: end -->"
 NOTHING = "–"
@@ -15,8 +16,8 @@ def _number(workload: str, name: str, factor: float = 1.0) -> Cell:
     return lambda results, subject: _times(results.number(subject, workload, name), factor)
 
 
-def _cpu(workload: str) -> Cell:
-    return lambda results, subject: results.cpu(subject, workload)
+def _all(workload: str, factor: float = 1.0) -> Cell:
+    return lambda results, subject: _times(results.all_processes(subject, workload), factor)
 
 
 def _quantile(workload: str, name: str, share: float) -> Cell:
@@ -34,7 +35,7 @@ def _paced(workload: str, streams: int) -> list[tuple[str, Cell, int]]:
     return [
         (title + "deltas a second", _number(workload, "rate"), 0),
         (title + "share of the ideal rate", _number(workload, "ratio"), 3),
-        (title + "CPU µs a delta", _cpu(workload), 0),
+        (title + "CPU µs a delta", _all(workload), 0),
         (title + "gaps over 100 ms", _number(workload, "gaps"), 0),
         (title + "longest gap, ms", _number(workload, "gap_max", 1e3), 0),
         (title + "time to first token p50, ms", _quantile(workload, "ttft", 0.5), 1),
@@ -45,7 +46,7 @@ def _paced(workload: str, streams: int) -> list[tuple[str, Cell, int]]:
 # Title, how to get it, decimals.
 ROWS: Sequence[tuple[str, Cell, int]] = [
     ("burst: deltas a second", _number("burst", "rate"), 0),
-    ("burst: CPU µs a delta", _cpu("burst"), 1),
+    ("burst: CPU µs a delta", _all("burst"), 1),
     *_paced("paced-50", 50),
     *_paced("paced-200", 200),
     ("light load: added time to first token p50, ms", _added("light", "ttft", 0.5), 1),
@@ -54,11 +55,17 @@ ROWS: Sequence[tuple[str, Cell, int]] = [
     ("light load: added time of a whole turn p99, ms", _added("light", "whole", 0.99), 1),
     ("short burst: added time of a whole turn p50, ms", _added("short", "whole", 0.5), 1),
     ("short burst: added time of a whole turn p99, ms", _added("short", "whole", 0.99), 1),
-    ("short burst: CPU ms a turn", lambda results, subject: _times(results.cpu(subject, "short"), 50 / 1e3), 1),
-    ("memory (PSS) an open stream, KiB", _number("memory", "kib"), 0),
+    ("short burst: CPU ms a turn", _all("short", SHORT.deltas / 1e3), 1),
+    ("memory (PSS) an open stream, KiB", _all("memory"), 0),
     ("memory (PSS) of all processes when idle, MiB", _number("memory", "idle_mib"), 0),
 ]
-PROCESSES = (("burst", "burst"), ("50 x 50/s", "paced-50"), ("200 x 50/s", "paced-200"), ("short burst", "short"))
+PROCESSES = (
+    ("burst, µs a delta", "burst"),
+    ("50 x 50/s, µs a delta", "paced-50"),
+    ("200 x 50/s, µs a delta", "paced-200"),
+    ("short burst, µs a delta", "short"),
+    ("memory (PSS), KiB an open stream", "memory"),
+)
 
 
 def render(results: Results, subjects: Mapping[str, str], ours: str, head: Mapping[str, str]) -> str:
@@ -70,11 +77,11 @@ def render(results: Results, subjects: Mapping[str, str], ours: str, head: Mappi
         "",
         *_table(["", *names], [[title, *_cells(results, names, cell, places)] for title, cell, places in ROWS]),
     ]
-    by_process = [(title, results.cpu_by_process(ours, workload)) for title, workload in PROCESSES]
+    by_process = [(title, results.by_process(ours, workload)) for title, workload in PROCESSES]
     processes = list(dict.fromkeys(name for _, found in by_process for name in found))
     if processes:
         rows = [[title, *(f"{found.get(name, 0):.1f}" for name in processes)] for title, found in by_process if found]
-        lines += ["", f"CPU µs a delta of {ours}, by process:", "", *_table(["", *processes], rows)]
+        lines += ["", f"The processes of {ours}:", "", *_table(["", *processes], rows)]
     if results.shares:
         lines += ["", *_share_table(results, ours)]
     for (subject, workload), reasons in results.void.items():

@@ -50,15 +50,15 @@ class Results:
         found = self.rounds.get((subject, workload), [])
         return value([figures.numbers[name] for figures in found if name in figures.numbers])
 
-    def cpu(self, subject: str, workload: str) -> Value | None:
-        """Microseconds of CPU a delta, of all processes."""
-        return value([sum(figures.cpu_us.values()) for figures in self.rounds.get((subject, workload), [])])
+    def all_processes(self, subject: str, workload: str) -> Value | None:
+        """What is measured by process, of all together: CPU microseconds a delta, or KiB an open stream."""
+        return value([sum(figures.by_process.values()) for figures in self.rounds.get((subject, workload), [])])
 
-    def cpu_by_process(self, subject: str, workload: str) -> dict[str, float]:
+    def by_process(self, subject: str, workload: str) -> dict[str, float]:
         """The same by process: medians."""
         found = self.rounds.get((subject, workload), [])
-        names = dict.fromkeys(name for figures in found for name in figures.cpu_us)
-        return {name: statistics.median(figures.cpu_us.get(name, 0.0) for figures in found) for name in names}
+        names = dict.fromkeys(name for figures in found for name in figures.by_process)
+        return {name: statistics.median(figures.by_process.get(name, 0.0) for figures in found) for name in names}
 
     def quantile(self, subject: str, workload: str, name: str, share: float) -> Value | None:
         """A percentile: of the samples of all rounds together, and its least and most by round."""

@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from bench import load
@@ -26,7 +27,8 @@ ATTACH_SECONDS, WRITE_SECONDS = 1.0, 10.0
 LOADS: dict[str, tuple[Shape, int, float, float]] = {
     # Shape, streams, starts a second, seconds of profiling.
     "50 x 50/s": (PACED_50, STREAMS_50, STARTS_50, 5.0),
-    "burst": (Shape(10_000), 12, 2.0, 5.0),
+    # Longer would pass the output an answer is granted.
+    "burst": (Shape(4_000), 20, 4.0, 5.0),
 }
 PARSE, JOURNAL, COMMIT, GRPC = "parse: read the provider, split, decode", "journal", "commit: Postgres", "gRPC"
 ENCODE, WRITE, BUS = "encode: frames", "write: HTTP", "NATS"
@@ -55,55 +57,53 @@ RULES: dict[str, Sequence[tuple[re.Pattern[str], str]]] = {
 Say = Callable[[str], None]
 
 
-async def shares(running: object, folder: Path, say: Say) -> dict[str, dict[str, float]]:
-    """The share of each stage by load; nothing when the profiler is missing or may not look."""
-    if not isinstance(running, Stack):
-        return {}
+async def shares(stack: Stack, folder: Path, say: Say) -> dict[str, dict[str, float]]:
+    """The share of each stage by load; nothing when the profiler is missing or may not look. Raises Void."""
     if not PROFILER.exists():
         say("no shares of stages: the profiler is not installed (make bench-peers)")
         return {}
     found = {}
     for name, (shape, streams, per_second, seconds) in LOADS.items():
-        requests = running.requests(shape, streams)
-        seconds_by_stage = await _profile(
-            running, folder, seconds, lambda requests=requests, rate=per_second: load.spread(requests, rate)
-        )
+        work = partial(load.spread, stack.requests(shape, streams), per_second)
+        seconds_by_stage = await _profile(stack, folder, seconds, work)
         total = sum(seconds_by_stage.values())
         if not total:
             say("no shares of stages: the profiler may not look at other processes here (it needs root)")
             return {}
-        found[name] = {stage: seconds_by_stage[stage] / total for stage in STAGES if seconds_by_stage[stage]}
+        found[name] = {stage: seconds_by_stage[stage] / total for stage in STAGES if stage in seconds_by_stage}
     return found
 
 
-async def _profile(stack: Stack, folder: Path, seconds: float, work: Callable[[], Awaitable[object]]) -> Counter[str]:
-    """CPU seconds by stage while the load runs."""
-    profilers = {}
-    for service in RULES:
-        out = folder / f"{service}.samples"
-        profilers[service] = (await _attach(stack.pid(service), out, seconds), out)
+async def _profile(
+    stack: Stack, folder: Path, seconds: float, work: Callable[[], Awaitable[object]]
+) -> dict[str, float]:
+    """CPU seconds by stage while the load runs; nothing when there are no samples."""
+    outs = {service: folder / f"{service}.samples" for service in RULES}
+    profilers = [await _attach(stack.pid(service), out, seconds) for service, out in outs.items()]
     await asyncio.sleep(ATTACH_SECONDS)
     before = {service: thread_seconds(stack.pid(service)) for service in RULES}
     processes = stack.tree.cpu()
     await work()
     spent = stack.tree.cpu().since(processes)
-    by_stage: Counter[str] = Counter()
-    for service, (profiler, out) in profilers.items():
-        pid = stack.pid(service)
-        threads = {key: used - before[service].get(key, 0.0) for key, used in thread_seconds(pid).items()}
-        main = sum(used for (thread, _), used in threads.items() if thread == pid)
-        by_stage[GRPC] += sum(threads.values()) - main
+    used = {service: thread_seconds(stack.pid(service)) for service in RULES}
+    for profiler in profilers:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds + WRITE_SECONDS):
                 await profiler.wait()
+    by_stage = {COMMIT: spent.get("postgres", 0.0), BUS: spent.get("nats", 0.0), MONEY: spent.get("billing", 0.0)}
+
+    def add(stage: str, some: float) -> None:
+        by_stage[stage] = by_stage.get(stage, 0.0) + some
+
+    for service, out in outs.items():
         samples = _classify(out, RULES[service])
         if not samples:
-            return Counter()
+            return {}
+        threads = {key: now - before[service].get(key, 0.0) for key, now in used[service].items()}
+        main = sum(some for (thread, _), some in threads.items() if thread == stack.pid(service))
+        add(GRPC, sum(threads.values()) - main)
         for stage, count in samples.items():
-            by_stage[stage] += main * count / samples.total()
-    by_stage[COMMIT] += spent.get("postgres", 0.0)
-    by_stage[BUS] += spent.get("nats", 0.0)
-    by_stage[MONEY] += spent.get("billing", 0.0)
+            add(stage, main * count / samples.total())
     return by_stage
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import statistics
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -12,26 +13,29 @@ from bench.subjects.subject import Running
 
 BURST, BURSTS = Shape(2_000), 6
 SHORT, SHORTS = Shape(50), 30
-# One begins every 0.2 s and takes one: about five at a time.
-LIGHT, LIGHTS, LIGHTS_PER_SECOND = Shape(50, 20), 34, 5.0
+# One begins every 0.1 s and takes half of one: about five at a time.
+LIGHT, LIGHTS, LIGHTS_PER_SECOND = Shape(50, 10), 36, 10.0
 # 50 and 200 streams of 50 deltas a second each.
 PACED_50, STREAMS_50, STARTS_50 = Shape(200, 20), 50, 50.0
 PACED_200, STREAMS_200, STARTS_200 = Shape(100, 20), 200, 100.0
 # 200 streams that are open and nearly idle.
-OPEN, OPENED, OPENED_PER_SECOND = Shape(10, 500), 200, 100.0
+OPEN, OPENED, OPENED_PER_SECOND = Shape(8, 500), 200, 100.0
 # Within this time of the last start all are open, and none has ended.
 LOOK_SECONDS = 1.0
+# Short ones, enough at once to open every pool to its bound.
+WARM_UPS, WARM_UPS_PER_SECOND = 40, 200.0
 # What a subject does behind the end of a turn (settling, closing) belongs to the turn.
 AFTER_SECONDS = 0.3
 
 
 @dataclass
 class Figures:
-    """What one workload measured in one round: numbers by name, samples by name, CPU by process."""
+    """What one workload measured in one round: numbers by name, samples by name, and by process."""
 
     numbers: dict[str, float] = field(default_factory=dict)
     samples: dict[str, list[float]] = field(default_factory=dict)
-    cpu_us: dict[str, float] = field(default_factory=dict)  # microseconds a delta
+    # CPU microseconds a delta; where memory is measured, KiB an open stream.
+    by_process: dict[str, float] = field(default_factory=dict)
 
 
 async def burst(subject: Running) -> Figures:
@@ -70,16 +74,15 @@ async def paced_200(subject: Running) -> Figures:
 async def memory(subject: Running) -> Figures:
     """PSS of all processes with 200 open streams and without, by stream."""
     requests = subject.requests(OPEN, OPENED)
-    before = subject.tree.pss_kib()
-    during = 0.0
+    before, during = subject.tree.pss_kib(), Counter[str]()
 
     async def look() -> None:
-        nonlocal during
         await asyncio.sleep(OPENED / OPENED_PER_SECOND + LOOK_SECONDS)
-        during = subject.tree.pss_kib()
+        during.update(subject.tree.pss_kib())
 
     await load.spread(requests, OPENED_PER_SECOND, look)
-    return Figures({"kib": (during - before) / OPENED, "idle_mib": before / 1024})
+    grown = {name: (kib - before[name]) / OPENED for name, kib in during.items()}
+    return Figures({"idle_mib": before.total() / 1024}, {}, grown)
 
 
 WORKLOADS: dict[str, Callable[[Running], Awaitable[Figures]]] = {
@@ -94,9 +97,9 @@ WORKLOADS: dict[str, Callable[[Running], Awaitable[Figures]]] = {
 
 
 async def warm_up(subject: Running) -> None:
-    """Imports, connections, caches, compiled code."""
+    """Imports, connections and their pools, caches: what a server that has been up for a minute has."""
     await load.in_order(subject.requests(Shape(20), 5))
-    await load.spread(subject.requests(Shape(20, 10), 10), 50.0)
+    await load.spread(subject.requests(Shape(5), WARM_UPS), WARM_UPS_PER_SECOND)
 
 
 async def warm_up_for_speed(subject: Running) -> None:

@@ -42,7 +42,7 @@ class AiSdk:
         """See Subject.start."""
         port = free_port()
         # Beside its packages: a module finds them from where it lies.
-        script = shutil.copy(SOURCES / "node/server.mjs", self._folder)
+        script = str(shutil.copy(SOURCES / "node/server.mjs", self._folder))
         environ = {
             "NODE_ENV": "production",
             "BENCH_PORT": str(port),
