@@ -18,8 +18,9 @@ from bench.processes import thread_seconds
 from bench.shape import Shape
 from bench.subjects.ours import Stack
 from bench.subjects.subject import ENVIRONMENTS
-from bench.workloads import PACED_50, STARTS_50, STREAMS_50
+from bench.workloads import PACED_50, SHORT, STARTS_50, STREAMS_50
 
+MAIN_THREAD = "MainThread"
 PROFILER = ENVIRONMENTS / "tools/bin/py-spy"
 SAMPLES_PER_SECOND = 100
 # The profiler needs about this long to attach, and the same to write at the end.
@@ -29,6 +30,7 @@ LOADS: dict[str, tuple[Shape, int, float, float]] = {
     "50 x 50/s": (PACED_50, STREAMS_50, STARTS_50, 5.0),
     # Longer would pass the output an answer is granted.
     "burst": (Shape(4_000), 20, 4.0, 5.0),
+    "short turns": (SHORT, 60, 12.0, 5.0),
 }
 PARSE, JOURNAL, COMMIT, GRPC = "parse: read the provider, split, decode", "journal", "commit: Postgres", "gRPC"
 ENCODE, WRITE, BUS = "encode: frames", "write: HTTP", "NATS"
@@ -43,14 +45,14 @@ RULES: dict[str, Sequence[tuple[re.Pattern[str], str]]] = {
             (r"/conversation/store/|/psycopg|/sqlalchemy/|kit/db\.py", COMMIT),
             (r"/conversation/journal\w*\.py|/conversation/domain/(events|fold|endings)\.py", JOURNAL),
             (r"kit/bus\.py|/nats/", BUS),
-            (r"/grpc|/google/|kit/(interceptors|serving|channels)\.py|/conversation/following\.py|relay", GRPC),
-            (r"/conversation/|/bpe_openai/|/tiktoken/", REQUEST),
+            (r"/grpc|kit/(interceptors|serving|channels)\.py|/conversation/(following|relay)", GRPC),
+            (r"/conversation/(?!__main__)|/bpe_openai/", REQUEST),
         ],
         "gateway": [
             (r"/gateway/wire/", ENCODE),
-            (r"/grpc|/google/|kit/(clients|channels)\.py|/gateway/(following|clients)\.py|relay", GRPC),
+            (r"/grpc|kit/(clients|channels)\.py|/gateway/(following|clients|relay)", GRPC),
             (r"/gateway/(auth|projects|incoming|context|problems|routes/)|/jwt/|/msgspec", REQUEST),
-            (r"/uvicorn/|/starlette/|/gateway/", WRITE),
+            (r"/uvicorn/|/httptools/|/starlette/|/gateway/(?!__main__)", WRITE),
         ],
     }.items()
 }
@@ -108,7 +110,9 @@ async def _profile(
 
 
 async def _attach(pid: int, out: Path, seconds: float) -> asyncio.subprocess.Process:
-    arguments = ("record", "--pid", str(pid), "--rate", str(SAMPLES_PER_SECOND), "--format", "raw", "--full-filenames")
+    arguments: tuple[str, ...] = ("record", "--pid", str(pid), "--rate", str(SAMPLES_PER_SECOND), "--format", "raw")
+    # Native frames tell gRPC and libpq from the event loop that calls them; threads tell the main one.
+    arguments += ("--full-filenames", "--native", "--threads")
     return await asyncio.create_subprocess_exec(
         str(PROFILER),
         *(*arguments, "--duration", f"{seconds + ATTACH_SECONDS:.0f}", "--output", str(out)),
@@ -118,13 +122,14 @@ async def _attach(pid: int, out: Path, seconds: float) -> asyncio.subprocess.Pro
 
 
 def _classify(out: Path, rules: Sequence[tuple[re.Pattern[str], str]]) -> Counter[str]:
-    """Samples by stage. A line is `outermost;…;innermost count`."""
+    """Samples of the main thread by stage. A line is `thread;outermost;…;innermost count`."""
     found: Counter[str] = Counter()
     if not out.exists():
         return found
     for line in out.read_text(errors="replace").splitlines():
         stack, _, count = line.rpartition(" ")
-        found[_stage_of(stack.split(";"), rules)] += int(count)
+        if MAIN_THREAD in stack:
+            found[_stage_of(stack.split(";"), rules)] += int(count)
     return found
 
 
