@@ -71,8 +71,8 @@ class Turn:
         return self.ended_at - self.sent_at
 
 
-class _Reader(asyncio.Protocol):
-    """Reads one chunked answer."""
+class Reader(asyncio.Protocol):
+    """Reads one chunked answer. `finished` gets Void when it is not what the provider wrote."""
 
     def __init__(self, request: Request) -> None:
         self.turn = Turn(request.shape)
@@ -82,12 +82,15 @@ class _Reader(asyncio.Protocol):
         self._texts: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keeps the transport."""
         self.transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """An answer that is not whole will not be."""
         self._fail(Void("The connection was closed in mid-answer."))
 
     def data_received(self, data: bytes) -> None:
+        """Takes what came, cut anywhere."""
         now = time.perf_counter()
         self._raw += data
         if not self._has_head and not self._take_head():
@@ -167,7 +170,7 @@ class _Reader(asyncio.Protocol):
 async def ask(request: Request, seconds: float = TURN_SECONDS) -> Turn:
     """One turn on a fresh connection, which is made before the clock starts. Raises Void or TimeoutError."""
     loop = asyncio.get_running_loop()
-    transport, reader = await loop.create_connection(lambda: _Reader(request), request.host, request.port)
+    transport, reader = await loop.create_connection(lambda: Reader(request), request.host, request.port)
     try:
         reader.turn.sent_at = time.perf_counter()
         transport.write(request.wire)

@@ -1,12 +1,11 @@
 """The bench's provider and its load client: what is counted is what was written. No figure is asserted."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
-from bench.load import CONVERSATIONS, OPENAI, UI_MESSAGES, Dialect, Request, Void, ask, in_order, spread
+from bench.load import CONVERSATIONS, OPENAI, UI_MESSAGES, Dialect, Reader, Request, Turn, Void, ask, in_order, spread
 from bench.provider import serve
 from bench.shape import DELTA_CHARS, Shape, delta, shape_in, text_of
 from bench.subjects.subject import post
@@ -29,24 +28,20 @@ async def provider() -> AsyncIterator[Callable[[Shape], Request]]:
         server.close()
 
 
-@asynccontextmanager
-async def wrote(dialect: Dialect, pieces: list[bytes], shape: Shape) -> AsyncIterator[Request]:
-    """A server that answers with these pieces of a body, each an HTTP chunk, cut anywhere by the socket."""
+def wire(pieces: list[bytes]) -> bytes:
+    """An answer with these pieces of a body, each an HTTP chunk."""
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"}")
-        body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
-        for byte in b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body:
-            writer.write(bytes([byte]))
-            await writer.drain()
-        writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    try:
-        yield post(port, "/", {}, dialect, shape)
-    finally:
-        server.close()
+async def read(dialect: Dialect, shape: Shape, *parts: bytes) -> Turn:
+    """What the client makes of an answer that arrives in these parts."""
+    reader = Reader(Request("", 0, b"", dialect, shape))
+    for part in parts:
+        reader.data_received(part)
+    assert reader.finished.done()
+    await reader.finished
+    return reader.turn
 
 
 def frame(dialect: Dialect, text: str) -> bytes:
@@ -102,12 +97,14 @@ async def test_a_request_without_a_shape_is_void() -> None:
 
 
 @pytest.mark.parametrize("dialect", DONE, ids=["openai", "ui messages", "conversations"])
-async def test_merged_deltas_count_by_their_text(dialect: Dialect) -> None:
+async def test_merged_deltas_count_by_their_text_wherever_the_answer_is_cut(dialect: Dialect) -> None:
     text = text_of(6)
-    pieces = [frame(dialect, text[:5]), frame(dialect, text[5:20]) + frame(dialect, text[20:]), DONE[dialect]]
-    async with wrote(dialect, pieces, Shape(6)) as request:
-        turn = await ask(request)
-    assert len(turn.gaps) >= 2
+    answer = wire([frame(dialect, text[:5]), frame(dialect, text[5:20]) + frame(dialect, text[20:]), DONE[dialect]])
+    for cut in range(1, len(answer)):
+        turn = await read(dialect, Shape(6), answer[:cut], answer[cut:])
+        assert turn.ended_at
+    turn = await read(dialect, Shape(6), *(answer[index : index + 1] for index in range(len(answer))))
+    assert len(turn.gaps) == 1  # text came with two of the chunks
 
 
 @pytest.mark.parametrize(
@@ -121,9 +118,16 @@ async def test_merged_deltas_count_by_their_text(dialect: Dialect) -> None:
     ids=["lost", "doubled", "changed", "unended"],
 )
 async def test_what_is_not_exact_is_void(text: str, end: bytes, why: str) -> None:
-    async with wrote(CONVERSATIONS, [frame(CONVERSATIONS, text), end], Shape(6)) as request:
-        with pytest.raises(Void, match=why):
-            await ask(request)
+    with pytest.raises(Void, match=why):
+        await read(CONVERSATIONS, Shape(6), wire([frame(CONVERSATIONS, text), end]))
+
+
+async def test_an_answer_that_is_cut_short_is_void() -> None:
+    reader = Reader(Request("", 0, b"", OPENAI, Shape(6)))
+    reader.data_received(wire([frame(OPENAI, text_of(6)), DONE[OPENAI]])[:-5])
+    reader.connection_lost(None)
+    with pytest.raises(Void, match="mid-answer"):
+        await reader.finished
 
 
 def test_the_ideal_rate_counts_the_start_of_all_streams() -> None:
