@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(asked: argparse.Namespace) -> int:
+    neighbours = machine.Neighbours()
     with tempfile.TemporaryDirectory(prefix="threadloom-bench-") as name:
         folder, port = Path(name), free_port()
         folder.chmod(0o755)  # Postgres may run as another user
@@ -54,7 +55,8 @@ def _run(asked: argparse.Namespace) -> int:
             head = machine.description()
             versions = {subject.name: subject.versions() for subject in subjects}
             results = run(subjects, asked.workloads, asked.rounds, f"http://127.0.0.1:{port}", folder, _say)
-    written = report.render(results, versions, Ours.name, {**head, "rounds": str(asked.rounds)})
+    head |= {"rounds": str(asked.rounds), "other processes meanwhile": f"{neighbours.share():.0%} of all cores"}
+    written = report.render(results, versions, Ours.name, head)
     print(f"\n{written}")
     if asked.json:
         asked.json.write_text(json.dumps(_plain(results, head, versions), indent=1))

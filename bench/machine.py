@@ -3,9 +3,12 @@
 import os
 import platform
 import subprocess
+import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+
+import psutil
 
 from deploy.local.service_programs import ROOT
 
@@ -20,10 +23,32 @@ def description() -> dict[str, str]:
         "cpu": _cpu(),
         "cores": str(os.cpu_count()),
         "kernel": platform.release(),
-        "load before": " ".join(f"{load:.2f}" for load in os.getloadavg()),
         "python": platform.python_version(),
         "packages": ", ".join(f"{name} {version(name)}" for name in PACKAGES),
     }
+
+
+class Neighbours:
+    """How much of the machine other processes used while the bench ran: what its figures are worth."""
+
+    def __init__(self) -> None:
+        self._busy, self._own, self._began = _busy_seconds(), _own_seconds(), time.monotonic()
+
+    def share(self) -> float:
+        """Of all cores, 0 to 1, since the beginning. The bench's own processes must have ended."""
+        busy, own = _busy_seconds() - self._busy, _own_seconds() - self._own
+        return max(0.0, busy - own) / ((time.monotonic() - self._began) * (os.cpu_count() or 1))
+
+
+def _busy_seconds() -> float:
+    """CPU seconds of everybody, what the host took away included."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
+
+
+def _own_seconds() -> float:
+    """CPU seconds of this process and of all below it that have ended."""
+    return sum(os.times()[:4])
 
 
 def _cpu() -> str:
