@@ -18,8 +18,8 @@ LIGHT, LIGHTS, LIGHTS_PER_SECOND = Shape(50, 10), 36, 10.0
 # 50 and 200 streams of 50 deltas a second each.
 PACED_50, STREAMS_50, STARTS_50 = Shape(200, 20), 50, 50.0
 PACED_200, STREAMS_200, STARTS_200 = Shape(100, 20), 200, 100.0
-# 200 streams that are open and nearly idle.
-OPEN, OPENED, OPENED_PER_SECOND = Shape(8, 500), 200, 100.0
+# 100 streams that are open and nearly idle.
+OPEN, OPENED, OPENED_PER_SECOND = Shape(8, 500), 100, 50.0
 # Within this time of the last start all are open, and none has ended.
 LOOK_SECONDS = 1.0
 # Short ones, enough at once to open every pool to its bound.
@@ -72,7 +72,7 @@ async def paced_200(subject: Running) -> Figures:
 
 
 async def memory(subject: Running) -> Figures:
-    """PSS of all processes with 200 open streams and without, by stream."""
+    """PSS of all processes with 100 open streams and without, by stream."""
     requests = subject.requests(OPEN, OPENED)
     before, during = subject.tree.pss_kib(), Counter[str]()
 
