@@ -6,6 +6,7 @@ to see the end. The text must be exactly what the provider wrote, else the figur
 
 import asyncio
 import contextlib
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -109,7 +110,8 @@ class Reader(asyncio.Protocol):
             return False
         status = STATUS.match(self._raw)
         if status is None or status[1] != b"200":
-            self._fail(Void(f"It answered: {self._raw[:500].decode(errors='replace')}"))
+            head, _, body = self._raw.decode(errors="replace").partition("\r\n\r\n")
+            self._fail(Void(f"It answered {head.splitlines()[0]}: {body[:300]}"))
             return False
         del self._raw[: end + 4]
         self._has_head = True
@@ -181,10 +183,14 @@ async def ask(request: Request, seconds: float = TURN_SECONDS) -> Turn:
     return reader.turn
 
 
-async def in_order(requests: Sequence[Request], pause_seconds: float = 0.0) -> list[Turn]:
-    """One after the other."""
-    turns = []
+async def in_order(
+    requests: Sequence[Request], pause_seconds: float = 0.0, enough_seconds: float = math.inf
+) -> list[Turn]:
+    """One after the other; none begins when `enough_seconds` are over."""
+    turns, began = [], time.perf_counter()
     for request in requests:
+        if time.perf_counter() - began > enough_seconds:
+            break
         turns.append(await ask(request))
         await asyncio.sleep(pause_seconds)
     return turns

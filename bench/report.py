@@ -85,7 +85,7 @@ def render(results: Results, subjects: Mapping[str, str], ours: str, head: Mappi
     if results.shares:
         lines += ["", *_share_table(results, ours)]
     for (subject, workload), reasons in results.void.items():
-        lines += ["", f"Void: {subject}, {workload}, {len(reasons)} rounds: {reasons[0]}"]
+        lines += ["", f"Void: {subject}, {workload}, in {len(reasons)} rounds: {' '.join(reasons[0].split())}"]
     return "\n".join(lines) + "\n"
 
 

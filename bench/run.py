@@ -10,7 +10,7 @@ import uvloop
 
 from bench import stages
 from bench.load import Void
-from bench.results import Results
+from bench.results import DIRECT, Results
 from bench.subjects.ours import Stack
 from bench.subjects.subject import Running, Subject
 from bench.workloads import WORKLOADS, warm_up, warm_up_for_speed
@@ -52,6 +52,8 @@ async def _measure(running: Running, name: str, workloads: Sequence[str], result
     await warm_up(running)
     is_warm = False
     for workload in workloads:
+        if workload == "memory" and name == DIRECT:
+            continue  # there is nothing between
         if workload != "memory" and not is_warm:
             await warm_up_for_speed(running)
             is_warm = True
