@@ -25,7 +25,7 @@ from kit.db import OwnConnection, is_away
 from kit.tasks import spawn_essential, stop_task
 from kit.telemetry import UNEXPECTED_ERRORS, log
 from services.conversation import limits
-from services.conversation.domain import endings
+from services.conversation.domain import endings, gathering
 from services.conversation.domain.events import KIND_NUMBERS, kind_of, merge_adjacent, number
 from services.conversation.domain.fold import RunState
 from services.conversation.store import log as event_log
@@ -67,6 +67,8 @@ class RunLog:
     pending: list[RunEvent] = field(default_factory=list)
     pending_bytes: int = 0
     sealed: int = 0  # so many of `pending` may be stored, their answer lost: they stay as they are cut
+    has_shown: bool = False  # its first visible event was appended
+    is_urgent: bool = False  # something pending must not wait for company
     is_busy: bool = False  # its row was locked a moment ago
     is_lost: bool = False
     snapshot_seq: int = 0
@@ -93,6 +95,7 @@ class Journal:
         self._runs: dict[UUID, RunLog] = {}
         self._dirty: dict[UUID, RunLog] = {}
         self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()  # cuts a gather pause short
         self._task: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ runs
@@ -141,10 +144,20 @@ class Journal:
         run.pending.append(event)
         run.pending_bytes += event.ByteSize()
         self._dirty[run.run_id] = run
+        kind = kind_of(event)
+        if not gathering.may_wait(kind, has_shown=run.has_shown):
+            run.is_urgent = True
+        run.has_shown |= kind in gathering.PATIENT_KINDS
         if hold_seconds:
-            asyncio.get_running_loop().call_later(hold_seconds, self._wake.set)
+            asyncio.get_running_loop().call_later(hold_seconds, self._hurry_up)
+        elif run.is_urgent or gathering.is_full(len(self._dirty), run.pending_bytes):
+            self._hurry_up()
         else:
             self._wake.set()
+
+    def _hurry_up(self) -> None:
+        self._hurry.set()
+        self._wake.set()
 
     async def make_room(self, run: RunLog) -> None:
         """Lets the lane catch up with a fast writer; waits while too much is pending."""
@@ -225,6 +238,7 @@ class Journal:
     async def _lane(self) -> None:
         while True:
             await self._wake.wait()
+            await self._pause()
             self._wake.clear()
             batch = self._gather()
             if not batch:
@@ -243,6 +257,15 @@ class Journal:
                     self._done(entry.run)
             if self._dirty:
                 self._wake.set()
+
+    async def _pause(self) -> None:
+        """Lets a batch gather under load. No run counts as committing meanwhile: a state change goes ahead."""
+        seconds = gathering.pause_seconds(len(self._runs))
+        if seconds and not self._hurry.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._hurry.wait()
+        self._hurry.clear()
 
     def _gather(self) -> list[_Entry]:
         """Takes what is pending, up to a batch. Runs with a commit in flight wait for the next one."""
@@ -267,6 +290,7 @@ class Journal:
         taken, run.pending = run.pending[:count], run.pending[count:]
         run.pending_bytes -= size
         sealed, run.sealed = taken[: run.sealed], max(0, run.sealed - count)
+        run.is_urgent = run.is_urgent and bool(run.pending)
         self._dirty.pop(run.run_id, None)
         run.drained.set()
         return [*sealed, *merge_adjacent(taken[len(sealed) :])]
@@ -345,6 +369,7 @@ class Journal:
         run.pending[:0] = events
         run.pending_bytes += sum(event.ByteSize() for event in events)
         run.sealed, run.is_busy = len(events), True
+        run.is_urgent = True  # it has waited enough
         asyncio.get_running_loop().call_later(limits.BUSY_PAUSE_SECONDS, self._end_pause, run)
 
     def _end_pause(self, run: RunLog) -> None:
@@ -354,6 +379,8 @@ class Journal:
     def _mark_dirty(self, run: RunLog) -> None:
         if run.pending and not run.is_lost and self._runs.get(run.run_id) is run:
             self._dirty[run.run_id] = run
+            if run.is_urgent or gathering.is_full(len(self._dirty), run.pending_bytes):
+                self._hurry.set()
             self._wake.set()
 
     def _show(self, run: RunLog, events: list[RunEvent]) -> None:
