@@ -19,7 +19,7 @@ from kit.errors import ServiceError, internal, seconds
 from kit.ids import new_id
 from kit.telemetry import UNEXPECTED_ERRORS, log
 from services.conversation import limits
-from services.conversation.billing import Billing
+from services.conversation.billing import Billing, HoldRefused
 from services.conversation.calls import ModelCall, Stage
 from services.conversation.domain import endings, events, tokens
 from services.conversation.domain.fold import RunState
@@ -215,8 +215,8 @@ class Answer:
             call.take_hold(placing.result())
             run.log.credits_per_usd = placing.result().credits_per_usd
         elif isinstance(error, ServiceError):
-            if error.reason != "UNAVAILABLE":
-                call.stage = Stage.NONE  # refused: there is nothing to release
+            if isinstance(error, HoldRefused) and error.is_sure:
+                call.stage = Stage.NONE  # there is nothing to release
             call.failure = ProviderFailure(error, is_retryable=False)
         else:
             raise error
