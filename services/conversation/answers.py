@@ -153,8 +153,7 @@ class Answer:
         """A last try to give the run an end; if that fails too, another owner will."""
         run = self._run
         try:
-            del run.log.pending[run.log.sealed :]
-            run.log.pending_bytes = sum(event.ByteSize() for event in run.log.pending)
+            run.log.pending.keep_sealed()
             run.traces = run.log.state.next_trace_number() - 1
             run.has_reply = run.log.state.has_reply
             run.has_open_step = run.log.state.has_open_step

@@ -26,8 +26,9 @@ from kit.tasks import spawn_essential, stop_task
 from kit.telemetry import UNEXPECTED_ERRORS, log
 from services.conversation import limits
 from services.conversation.domain import endings, gathering
-from services.conversation.domain.events import KIND_NUMBERS, kind_of, merge_adjacent, number
+from services.conversation.domain.events import KIND_NUMBERS, kind_of, number
 from services.conversation.domain.fold import RunState
+from services.conversation.domain.pending import Pending
 from services.conversation.store import log as event_log
 from services.conversation.store.log import Appended, EventRow, Statement
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
@@ -64,9 +65,7 @@ class RunLog:
     on_lost: Callable[[], None]
     on_cancel: Callable[[], None]
     credits_per_usd: int = 0  # of its newest hold
-    pending: list[RunEvent] = field(default_factory=list)
-    pending_bytes: int = 0
-    sealed: int = 0  # so many of `pending` may be stored, their answer lost: they stay as they are cut
+    pending: Pending = field(default_factory=Pending)
     has_shown: bool = False  # its first visible event was appended
     is_urgent: bool = False  # something pending must not wait for company
     is_busy: bool = False  # its row was locked a moment ago
@@ -107,7 +106,6 @@ class Journal:
     def close(self, run: RunLog) -> None:
         """Lets a run go; what is pending is dropped."""
         run.pending.clear()
-        run.pending_bytes = 0
         run.drained.set()
         if self._dirty.get(run.run_id) is run:
             del self._dirty[run.run_id]
@@ -141,19 +139,25 @@ class Journal:
         """
         if run.is_lost:
             return
-        run.pending.append(event)
-        run.pending_bytes += event.ByteSize()
+        run.pending.add(event)
+        run.is_urgent = True
         self._dirty[run.run_id] = run
-        kind = kind_of(event)
-        if not gathering.may_wait(kind, has_shown=run.has_shown):
-            run.is_urgent = True
-        run.has_shown |= kind in gathering.PATIENT_KINDS
         if hold_seconds:
             asyncio.get_running_loop().call_later(hold_seconds, self._hurry_up)
-        elif run.is_urgent or gathering.is_full(len(self._dirty), run.pending_bytes):
-            self._hurry_up()
         else:
-            self._wake.set()
+            self._hurry_up()
+
+    def append_text(self, run: RunLog, text: str, size: int, *, step: int = 0, trace: str = "") -> None:
+        """Puts text of a step, or of a thinking trace, behind what is pending. `size`: its bytes in UTF-8."""
+        if run.is_lost:
+            return
+        run.pending.add_text(text, size, step=step, trace=trace)
+        if not run.has_shown:
+            run.has_shown = run.is_urgent = True
+        self._dirty[run.run_id] = run
+        if run.is_urgent or gathering.is_full(len(self._dirty), run.pending.bytes):
+            self._hurry.set()
+        self._wake.set()
 
     def _hurry_up(self) -> None:
         self._hurry.set()
@@ -161,9 +165,9 @@ class Journal:
 
     async def make_room(self, run: RunLog) -> None:
         """Lets the lane catch up with a fast writer; waits while too much is pending."""
-        if run.pending_bytes > limits.YIELD_PENDING_BYTES:
+        if run.pending.bytes > limits.YIELD_PENDING_BYTES:
             await asyncio.sleep(0)
-        while run.pending_bytes > limits.STOP_PENDING_BYTES and not run.is_lost:
+        while run.pending.bytes > limits.STOP_PENDING_BYTES and not run.is_lost:
             run.drained.clear()
             await run.drained.wait()
 
@@ -277,23 +281,18 @@ class Journal:
             if run.is_committing or run.is_busy:
                 continue  # whoever commits it, or the end of its pause, wakes the lane
             run.is_committing = True
-            before = run.pending_bytes
+            before = run.pending.bytes
             batch.append(_Entry(run, self._take(run, limits.BATCH_BYTES), []))
-            size += before - run.pending_bytes
+            size += before - run.pending.bytes
         return batch
 
     def _take(self, run: RunLog, max_bytes: int | None = None) -> list[RunEvent]:
         """Takes what the run has pending, or about so many bytes of it; the rest stays for the next commit."""
-        count, size = len(run.pending), run.pending_bytes
-        if max_bytes is not None and size > max_bytes:
-            count, size = _first(run.pending, max_bytes)
-        taken, run.pending = run.pending[:count], run.pending[count:]
-        run.pending_bytes -= size
-        sealed, run.sealed = taken[: run.sealed], max(0, run.sealed - count)
+        taken = run.pending.take(max_bytes)
         run.is_urgent = run.is_urgent and bool(run.pending)
         self._dirty.pop(run.run_id, None)
         run.drained.set()
-        return [*sealed, *merge_adjacent(taken[len(sealed) :])]
+        return taken
 
     def _done(self, run: RunLog) -> None:
         run.is_committing = False
@@ -366,9 +365,8 @@ class Journal:
 
     def _put_back(self, run: RunLog, events: list[RunEvent]) -> None:
         """The run's row was locked: the events wait for a later batch, cut as they are."""
-        run.pending[:0] = events
-        run.pending_bytes += sum(event.ByteSize() for event in events)
-        run.sealed, run.is_busy = len(events), True
+        run.pending.put_back(events)
+        run.is_busy = True
         run.is_urgent = True  # it has waited enough
         asyncio.get_running_loop().call_later(limits.BUSY_PAUSE_SECONDS, self._end_pause, run)
 
@@ -379,7 +377,7 @@ class Journal:
     def _mark_dirty(self, run: RunLog) -> None:
         if run.pending and not run.is_lost and self._runs.get(run.run_id) is run:
             self._dirty[run.run_id] = run
-            if run.is_urgent or gathering.is_full(len(self._dirty), run.pending_bytes):
+            if run.is_urgent or gathering.is_full(len(self._dirty), run.pending.bytes):
                 self._hurry.set()
             self._wake.set()
 
@@ -397,16 +395,6 @@ def batch_of(run: RunLog, events: Sequence[RunEvent]) -> RunEventBatch:
         events=events,
         last_seq=events[-1].seq,
     )
-
-
-def _first(events: list[RunEvent], max_bytes: int) -> tuple[int, int]:
-    """How many of the events, at least one, make up about so many bytes, and how many bytes they are."""
-    size = 0
-    for at, event in enumerate(events):
-        if size >= max_bytes:
-            return at, size
-        size += event.ByteSize()
-    return len(events), size
 
 
 def _rows(run: RunLog, events: list[RunEvent]) -> list[EventRow]:

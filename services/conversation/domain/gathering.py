@@ -2,17 +2,10 @@
 
 from services.conversation import limits
 
-PATIENT_KINDS = frozenset({"text_delta", "trace_delta"})
-
 
 def pause_seconds(active_runs: int) -> float:
     """How long a batch gathers before it is committed: not at all while few runs are active."""
     return limits.GATHER_SECONDS if active_runs >= limits.GATHER_RUNS else 0.0
-
-
-def may_wait(kind: str, *, has_shown: bool) -> bool:
-    """Whether an event may wait for company: more of a text that is already on somebody's screen."""
-    return has_shown and kind in PATIENT_KINDS
 
 
 def is_full(runs_waiting: int, run_bytes: int) -> bool:

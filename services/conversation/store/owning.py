@@ -48,7 +48,7 @@ WITH free AS (
         OR (r.worker_id <> %(worker)s AND NOT EXISTS (
             SELECT FROM conversation.workers w WHERE w.id = r.worker_id AND w.lease_until >= clock_timestamp()))
         OR (r.worker_id = %(worker)s AND r.id <> ALL(%(known)s)
-            AND r.created_at < clock_timestamp() - make_interval(secs => %(adopt_seconds)s)))
+            AND coalesce(r.begun_at, r.created_at) < clock_timestamp() - make_interval(secs => %(adopt_seconds)s)))
     ORDER BY r.id LIMIT %(limit)s FOR UPDATE OF r SKIP LOCKED
 )
 UPDATE conversation.ai_runs r SET worker_id = %(worker)s, epoch = r.epoch + 1,

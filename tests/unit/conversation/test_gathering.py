@@ -1,7 +1,5 @@
 """When a batch of the journal waits for more (durability.md 3)."""
 
-import pytest
-
 from services.conversation import limits
 from services.conversation.domain import gathering
 
@@ -9,17 +7,6 @@ from services.conversation.domain import gathering
 def test_a_batch_gathers_only_under_load() -> None:
     assert gathering.pause_seconds(limits.GATHER_RUNS - 1) == 0.0
     assert gathering.pause_seconds(limits.GATHER_RUNS) == limits.GATHER_SECONDS
-
-
-@pytest.mark.parametrize("kind", ["text_delta", "trace_delta"])
-def test_only_more_of_what_is_shown_may_wait(kind: str) -> None:
-    assert gathering.may_wait(kind, has_shown=True)
-    assert not gathering.may_wait(kind, has_shown=False)
-
-
-@pytest.mark.parametrize("kind", ["reply_started", "step_started", "step_finished", "trace_ended", "run_finished", ""])
-def test_everything_else_cuts_the_pause_short(kind: str) -> None:
-    assert not gathering.may_wait(kind, has_shown=True)
 
 
 def test_a_full_batch_does_not_wait() -> None:
