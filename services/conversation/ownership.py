@@ -7,6 +7,7 @@ ai_runs: one UPDATE over all runs deadlocks with appends.
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from uuid import UUID
 
 import psycopg
@@ -95,7 +96,7 @@ class Ownership:
             log.warning("run left to be claimed", run_id=str(run), error=error.reason)
             return
         if claimed is not None:
-            self.on_claimed(claimed)
+            self.on_claimed(self._obeying(claimed))
 
     def wake_owner(self, worker: UUID, run: UUID) -> None:
         """Tells a run's owner to look at it now; without NATS it looks within 0.5 s anyway."""
@@ -142,7 +143,7 @@ class Ownership:
             row = found.get(run.run_id)
             if row is None or row.epoch != run.epoch:
                 self._journal.lose(run)
-            elif row.is_cancelled or (row.is_left and self._is_steady(limits.WATCH_STEADY_SECONDS)):
+            elif row.is_cancelled or (row.is_left and self._is_steady_for_watching()):
                 run.on_cancel()
 
     async def _claim(self) -> None:
@@ -158,7 +159,14 @@ class Ownership:
         for run in claimed:
             TAKEOVERS.inc()
             log.warning("run claimed", run_id=str(run.id), epoch=run.epoch, takeovers=run.takeovers)
-            self.on_claimed(run)
+            self.on_claimed(self._obeying(run))
+
+    def _obeying(self, run: ClaimedRun) -> ClaimedRun:
+        """A run that everybody has left is not made for nobody, unless an outage kept its followers from saying so."""
+        return replace(run, is_cancelled=run.is_cancelled or (run.is_left and self._is_steady_for_watching()))
+
+    def _is_steady_for_watching(self) -> bool:
+        return self._is_steady(limits.WATCH_STEADY_SECONDS)
 
     def _cancel_asked(self, payload: bytes) -> None:
         if len(payload) == 16:

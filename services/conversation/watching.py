@@ -75,9 +75,14 @@ class Watching:
         here, left = list(self._watched), list(self._left)
         if not here and not left:
             return
-        async with self._pool.connection() as connection:
-            if left:
-                await watch.leave(connection, left, limits.WATCH_SLACK_SECONDS)
-                self._left.difference_update(left)
-            if here:
-                await watch.extend(connection, here, limits.WATCH_LEASE_SECONDS)
+        # Emptied first: who comes back and leaves again meanwhile has left later than this says.
+        self._left.clear()
+        try:
+            async with self._pool.connection() as connection:
+                if left:
+                    await watch.leave(connection, left, limits.WATCH_SLACK_SECONDS)
+                if here:
+                    await watch.extend(connection, here, limits.WATCH_LEASE_SECONDS)
+        except BaseException:
+            self._left.update(run for run in left if run not in self._watched)
+            raise

@@ -31,8 +31,8 @@ RELEASE_WORKER = "DELETE FROM conversation.workers WHERE id = %(worker)s"
 CLAIMED = """
 r.id, r.project_id, r.user_id, r.thread_id, r.user_message_id, r.reply_message_id, r.model, r.options, r.epoch,
 r.takeovers, r.created_at,
-r.cancel_requested_at IS NOT NULL OR EXISTS (
-    SELECT FROM conversation.run_watch w WHERE w.run_id = r.id AND w.until < clock_timestamp()) AS is_cancelled,
+r.cancel_requested_at IS NOT NULL AS is_cancelled,
+EXISTS (SELECT FROM conversation.run_watch w WHERE w.run_id = r.id AND w.until < clock_timestamp()) AS is_left,
 extract(epoch FROM clock_timestamp() - coalesce(r.begun_at, r.created_at))::float8 AS age_seconds,
 (SELECT t.system_prompt FROM conversation.ai_threads t WHERE t.id = r.thread_id) AS system_prompt
 """
@@ -89,7 +89,10 @@ FROM conversation.api_calls WHERE run_id = %(run)s ORDER BY started_at, id
 
 @dataclass(frozen=True)
 class ClaimedRun:
-    """A run as its new owner gets it. age_seconds: since its turn began, by the database clock."""
+    """A run as its new owner gets it. age_seconds: since its turn began, by the database clock.
+
+    is_left: it is to end without followers, and none was known when it was claimed.
+    """
 
     id: UUID
     project_id: UUID
@@ -105,6 +108,7 @@ class ClaimedRun:
     created_at: datetime
     age_seconds: float
     system_prompt: str
+    is_left: bool = False
 
 
 @dataclass(frozen=True)

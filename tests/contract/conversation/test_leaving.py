@@ -11,6 +11,7 @@ from services.conversation import limits
 from tests.contract.conversation.harness import Launcher, Person, Reading, Service, Sql, eventually
 from tests.contract.conversation.orphans import an_orphan, insert
 from tests.fakes.provider import FakeProvider
+from threadloom.conversation.v1.run_pb2 import IfRunning
 
 SECONDS = 1.0  # the shortest a run may name
 AFTER = Duration(seconds=1)
@@ -125,6 +126,29 @@ async def test_after_an_outage_followers_are_given_time_to_say_that_they_are_the
     assert not (await alice.get_run(run.run_id)).HasField("finish_time")
     monkeypatch.setattr(limits, "WATCH_STEADY_SECONDS", 0.0)
     await ended_after(alice, run.run_id, time.monotonic())
+
+
+async def test_after_an_outage_a_run_whose_turn_comes_is_not_taken_for_left(
+    service: Service, provider: FakeProvider, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its turn may come in the first moment after the outage, before its followers were able to say anything."""
+    monkeypatch.setattr(limits, "WATCH_STEADY_SECONDS", 60.0)
+    monkeypatch.setattr(limits, "WATCH_SECONDS", 60.0)
+    alice = service.alice
+    thread = await alice.thread()
+    active = await held(alice, thread, None)
+    waiting = alice.run(thread, "hello", if_running=IfRunning.IF_RUNNING_ENQUEUE, cancel_after_disconnect=AFTER)
+
+    async def is_watched() -> bool:
+        return bool(await sql.value("SELECT count(*) FROM conversation.run_watch"))
+
+    reading = asyncio.create_task(waiting.end())
+    await eventually(is_watched, 5)
+    await asyncio.sleep(0.5)  # what its follower's coming made the process say is said
+    await sql.rows("UPDATE conversation.run_watch SET until = now() - interval '1 hour'")
+    provider.open_gate("g")
+    await active.end()
+    assert (await reading).events[-1].run_finished.finish_reason == "stop"
 
 
 @pytest.mark.parametrize(
