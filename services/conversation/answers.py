@@ -452,6 +452,15 @@ class Answer:
             traces = owning.record_traces(run.id, message, state)
             if traces is not None:
                 yield traces
+            yield from deliveries.tell_run_ended(
+                run=run.id,
+                thread=run.log.thread_id,
+                message=run.log.message_id,
+                user=run.user_id,
+                model=run.model,
+                status=status,
+                state=state,
+            )
             yield owning.end_run(run.id, status, state)
             yield owning.touch_thread(run.log.thread_id)
 
