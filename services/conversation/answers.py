@@ -40,8 +40,8 @@ from services.conversation.paying import Cut, Paying
 from services.conversation.provider_keys import ProviderKeys
 from services.conversation.providers.model import ModelClient, ModelRequest, ProviderFailure
 from services.conversation.settings import OutputLimits, TurnLimits
+from services.conversation.store import deliveries, owning
 from services.conversation.store import log as event_log
-from services.conversation.store import owning
 from services.conversation.store.log import Statement
 from services.conversation.store.owning import CallEnd
 from threadloom.conversation.v1.message_pb2 import Usage

@@ -52,9 +52,7 @@ WHERE id = %(id)s AND state = 'pending' AND due_at = %(leased_until)s
 """
 GONE = b"UPDATE conversation.webhooks SET enabled = false, disabled_reason = 'gone' WHERE id = %s AND url = %s"
 PENDING = b"SELECT count(*) FROM conversation.webhook_deliveries WHERE state = 'pending'"
-UNDER = (
-    b"SELECT id, project_id, sealed FROM conversation.webhooks WHERE key_id = ANY(%s) ORDER BY random() LIMIT %s"
-)
+UNDER = b"SELECT id, project_id, sealed FROM conversation.webhooks WHERE key_id = ANY(%s) ORDER BY random() LIMIT %s"
 REPLACE = b"UPDATE conversation.webhooks SET sealed = %s, key_id = %s WHERE id = %s AND sealed = %s"
 
 
