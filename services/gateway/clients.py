@@ -10,11 +10,13 @@ from services.gateway.limits import CALL_SECONDS
 from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
 from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceStub
+from threadloom.conversation.v1.webhook_service_pb2_grpc import WebhookServiceStub
 
 if TYPE_CHECKING:  # these classes exist in the stubs' types only
     from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceAsyncStub
     from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceAsyncStub
     from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceAsyncStub
+    from threadloom.conversation.v1.webhook_service_pb2_grpc import WebhookServiceAsyncStub
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class ConversationStubs:
     replica: Replica
     conversations: "ConversationServiceAsyncStub"
     projects: "ProjectServiceAsyncStub"
+    webhooks: "WebhookServiceAsyncStub"
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class Clients:
 
 
 def _conversation_stubs(replica: Replica) -> ConversationStubs:
-    return ConversationStubs(replica, ConversationServiceStub(replica.channel), ProjectServiceStub(replica.channel))
+    to = replica.channel
+    return ConversationStubs(replica, ConversationServiceStub(to), ProjectServiceStub(to), WebhookServiceStub(to))
 
 
 def _billing_stubs(replica: Replica) -> BillingStubs:

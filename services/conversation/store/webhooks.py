@@ -5,8 +5,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import psycopg
 from sqlalchemy import text
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection
+
+from kit.errors import not_found
 
 COLUMNS = "id, url, events, enabled, disabled_reason, created_at, updated_at"
 DELIVERY = "id, webhook_id, type, run_id, state, attempts, last_status, last_error, due_at, created_at"
@@ -97,7 +101,12 @@ async def put(
     if (await tx.execute(COUNT, {"id": id})).scalar_one() >= most:
         return None
     values = {"id": id, "project": project, "url": url, "events": events}
-    found = await tx.execute(PUT, {**values, "sealed": secret.bytes, "key_id": secret.key_id})
+    try:
+        found = await tx.execute(PUT, {**values, "sealed": secret.bytes, "key_id": secret.key_id})
+    except ProgrammingError as error:
+        if not isinstance(error.orig, psycopg.errors.InsufficientPrivilege):
+            raise
+        raise not_found("webhook") from None  # the id is another project's
     return WebhookRow(*found.one())
 
 
