@@ -70,7 +70,7 @@ async def test(context: Context, incoming: Incoming) -> ASGIApp:
 async def deliveries(context: Context, incoming: Incoming) -> ASGIApp:
     """Lists deliveries."""
     request = api.ListWebhookDeliveriesRequest(
-        webhook_id=incoming.path["webhook_id"], page_size=incoming.number("limit"), page_token=incoming.text("cursor")
+        webhook_id=incoming.path["webhook_id"], page_size=incoming.limit, page_token=incoming.query.get("cursor", "")
     )
     answer = await context.call(lambda to: to.webhooks.ListWebhookDeliveries, request, incoming)
     found = [render.webhook_delivery(one) for one in answer.deliveries]
