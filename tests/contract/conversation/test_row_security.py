@@ -20,6 +20,15 @@ WAITING = (
 )
 # Tables no request has business in: the role may not even ask.
 CLOSED = {"workers", "outbox", "schema_version"}
+# Disabled: nothing is sent.
+WEBHOOK = (
+    "INSERT INTO conversation.webhooks (id, project_id, url, events, enabled, sealed, key_id)"
+    " VALUES (gen_random_uuid(), %s, 'https://example.com/', '{}', false, '', 'k1')"
+)
+DELIVERY = (
+    "INSERT INTO conversation.webhook_deliveries (id, webhook_id, project_id, type, payload)"
+    " SELECT gen_random_uuid(), id, project_id, 'ping', '{}' FROM conversation.webhooks"
+)
 
 
 @pytest_asyncio.fixture
@@ -31,6 +40,8 @@ async def filled(service: Service, sql: Sql) -> Reading:
     await service.system.call(service.system.projects.CreateProject, projects.CreateProjectRequest(slug="third"))
     await service.role.set_provider_key("a-key-of-the-project")
     await sql.rows(WAITING, project_id(service.alice.caller))
+    await sql.rows(WEBHOOK, project_id(service.alice.caller))
+    await sql.rows(DELIVERY)
     return run
 
 
@@ -133,7 +144,8 @@ async def test_alice_and_her_projects_service_role_see_her_rows(
             assert await seen(request_role, table), (who, table)
         for table in ("projects", "project_keys", "stream_tickets"):
             assert await seen(request_role, table) == [], (who, table)
-        assert len(await seen(request_role, "provider_keys") or []) == (who == "role")
+        for table in ("provider_keys", "webhooks", "webhook_deliveries"):
+            assert len(await seen(request_role, table) or []) == (who == "role"), table
 
 
 @pytest.mark.usefixtures("filled")
@@ -261,6 +273,8 @@ async def test_the_engine_role_reads_runs_and_no_project_or_key(engine_role: psy
         "api_calls",
         "workers",
         "provider_keys",
+        "webhooks",
+        "webhook_deliveries",
     ):
         assert await seen(engine_role, table), table
     for table in ("projects", "project_keys", "schema_version"):
@@ -275,6 +289,9 @@ async def test_the_engine_role_reads_runs_and_no_project_or_key(engine_role: psy
         "UPDATE conversation.provider_keys SET updated_at = now()",
         "UPDATE conversation.provider_keys SET project_id = project_id",
         "DELETE FROM conversation.provider_keys",
+        "UPDATE conversation.webhooks SET url = ''",
+        "DELETE FROM conversation.webhooks",
+        "UPDATE conversation.webhook_deliveries SET payload = ''",
         "SET ROLE threadloom_conversation",
     ):
         assert await refusal(engine_role, statement) == "InsufficientPrivilege", statement
