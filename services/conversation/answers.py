@@ -40,8 +40,8 @@ from services.conversation.paying import Cut, Paying
 from services.conversation.provider_keys import ProviderKeys
 from services.conversation.providers.model import ModelClient, ModelRequest, ProviderFailure
 from services.conversation.settings import OutputLimits, TurnLimits
+from services.conversation.store import deliveries, owning, queue, watch
 from services.conversation.store import log as event_log
-from services.conversation.store import owning, queue, watch
 from services.conversation.store.log import Statement
 from services.conversation.store.owning import CallEnd
 from threadloom.conversation.v1.message_pb2 import Usage
@@ -484,6 +484,15 @@ class Answer:
             traces = owning.record_traces(run.id, message, state)
             if traces is not None:
                 yield traces
+            yield from deliveries.tell_run_ended(
+                run=run.id,
+                thread=run.log.thread_id,
+                message=run.log.message_id,
+                user=run.user_id,
+                model=run.model,
+                status=status,
+                state=state,
+            )
             yield owning.end_run(run.id, status, state)
             yield owning.touch_thread(run.log.thread_id)
             yield queue.promote(run.log.thread_id)

@@ -11,10 +11,12 @@ from kit.callers import Caller
 from kit.db import transaction, translated
 from kit.errors import not_found
 from services.conversation.domain import endings, events
+from services.conversation.domain.fold import RunState
 from services.conversation.following import Hub
 from services.conversation.ownership import Ownership
 from services.conversation.runner import Runner
-from services.conversation.store import queue, runs
+from services.conversation.store import deliveries, queue, runs
+from services.conversation.store.queue import Withdrawal
 from services.conversation.store.runs import RunRow
 
 # How long a cancel waits for the run to end, so that a new run may start at once.
@@ -54,13 +56,8 @@ class Cancelling:
             await self._nudge(row)
 
     async def withdraw(self, rows: list[RunRow]) -> None:
-        """Takes runs out of the queue; one whose turn has come meanwhile is left alone."""
-        told = []
-        for row in rows:
-            first = events.run_started(str(row.user_message_id), row.model)
-            last = endings.finish(endings.CANCELLED, row.model, 0.0)
-            events.number([first, last], 1)
-            told.append((row.id, first.SerializeToString(), last.SerializeToString()))
+        """Takes runs of one thread out of its queue; one whose turn has come meanwhile is left alone."""
+        told = [_withdrawal(row) for row in rows]
         with translated():
             async with self._pool.connection() as connection:
                 await queue.withdraw(connection, told)
@@ -104,3 +101,26 @@ class Cancelling:
         if claimed is not None:
             self._runner.take_over(claimed)
         return claimed is not None
+
+
+def _withdrawal(row: RunRow) -> Withdrawal:
+    """Nobody owns a run that waits: its whole log is written when it is cancelled."""
+    log = [
+        events.run_started(str(row.user_message_id), row.model),
+        endings.finish(endings.CANCELLED, row.model, 0.0),
+    ]
+    events.number(log, 1)
+    state = RunState()
+    for event in log:
+        state.apply(event)
+    statements = deliveries.tell_run_ended(
+        run=row.id,
+        thread=row.thread_id,
+        message=row.reply_message_id,
+        user=row.user_id,
+        model=row.model,
+        status="cancelled",
+        state=state,
+    )
+    started, finished = (event.SerializeToString() for event in log)
+    return Withdrawal(row.id, started, finished, list(statements))

@@ -113,3 +113,21 @@ POOL_TIMEOUT_SECONDS = 3.0
 ANSWER_SECONDS = 7.0  # a statement or transaction that answers later will never: Postgres ends both before
 # A peer that vanished with nothing in flight is noticed after idle + count * interval seconds.
 KEEPALIVES_IDLE_SECONDS, KEEPALIVES_INTERVAL_SECONDS, KEEPALIVES_COUNT = 5, 2, 2
+
+# --- webhooks
+WEBHOOKS = 10  # of a project: one for each of its systems; each event costs a row for each
+WEBHOOK_SECONDS = 10.0  # a try in all; a receiver is to take note, and work afterwards
+WEBHOOK_ANSWER_BYTES = 64 * 1024  # read so that the connection can be used again; none of it is kept
+WEBHOOK_LEASE_SECONDS = 30.0  # longer than a try and writing down how it ended
+WEBHOOK_PARALLEL = 4  # tries at a time to one webhook, of one process: a slow one gets no more of the next line
+WEBHOOK_TRIES_OPEN = 64  # of one process: each holds a socket, none a database connection
+WEBHOOK_POLL_SECONDS = 1.0  # how late an event is at most when nothing is wrong
+WEBHOOK_DRAIN_SECONDS = 11.0  # at the end of a process: what is under way ends within WEBHOOK_SECONDS
+# Before each further try: a blip costs seconds, a deploy minutes, an outage at a weekend is outlived (75 h in all).
+WEBHOOK_PAUSES = (5.0, 60.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0)
+WEBHOOK_RETRY_AFTER_MAX = 24 * 3600.0  # a receiver may ask for a longer pause, up to the longest of ours
+WEBHOOK_DELIVERED_KEPT_SECONDS = 7 * 24 * 3600.0  # to look up what happened last week
+WEBHOOK_KEPT_SECONDS = 30 * 24 * 3600.0  # given up, or waiting for a webhook that is disabled
+WEBHOOK_SECRET_BYTES = 32  # as many as the hash of the signature has
+DELIVERIES_PAGE, DELIVERIES_PAGE_MAX = 50, 100
+SWEEP_WEBHOOKS = 500  # secrets sealed again in one round

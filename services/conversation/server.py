@@ -8,6 +8,7 @@ from psycopg.conninfo import make_conninfo
 
 from kit.bus import Bus
 from kit.db import request_engine
+from kit.outbound import Outbound
 from kit.serving import Server
 from kit.telemetry import log
 from services.conversation import limits
@@ -30,12 +31,16 @@ from services.conversation.settings import Settings
 from services.conversation.snapshots import Snapshots
 from services.conversation.sweeper import Sweeper
 from services.conversation.watching import Watching
+from services.conversation.webhooks import Deliverer
+from services.conversation.webhooks_servicer import WebhookServicer
 from threadloom.conversation.v1.conversation_service_pb2 import DESCRIPTOR as CONVERSATION
 from threadloom.conversation.v1.conversation_service_pb2_grpc import add_ConversationServiceServicer_to_server
 from threadloom.conversation.v1.project_service_pb2 import DESCRIPTOR as PROJECTS
 from threadloom.conversation.v1.project_service_pb2_grpc import add_ProjectServiceServicer_to_server
 from threadloom.conversation.v1.relay_service_pb2 import DESCRIPTOR as RELAY
 from threadloom.conversation.v1.relay_service_pb2_grpc import add_RelayServiceServicer_to_server
+from threadloom.conversation.v1.webhook_service_pb2 import DESCRIPTOR as WEBHOOKS
+from threadloom.conversation.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
 
 # Durability.md 5 and 8. What is shown must be on disk; a frozen owner must not hold a lock.
 SESSION = (
@@ -106,6 +111,11 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         outbox = Outbox(pool, senders(billing))
         outbox.start()
         stack.push_async_callback(outbox.stop)
+        outbound = Outbound(settings.allowed_hosts)
+        stack.push_async_callback(outbound.close)
+        deliverer = Deliverer(pool, outbound, settings.secret_keys)
+        deliverer.start()
+        stack.push_async_callback(deliverer.stop)
         runner = Runner(
             Answering(
                 pool=pool,
@@ -129,12 +139,14 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
 
         cancelling = Cancelling(engine, pool, hub, runner, ownership)
         admission = Admission(engine, runner, ownership, cancelling, settings.model)
-        described = [service for file in (CONVERSATION, PROJECTS, RELAY) for service in file.services_by_name.values()]
-        server = Server(settings.credential, [service.full_name for service in described])
+        files = (CONVERSATION, PROJECTS, RELAY, WEBHOOKS)
+        names = [service.full_name for file in files for service in file.services_by_name.values()]
+        server = Server(settings.credential, names)
         conversation = ConversationServicer(engine, admission, cancelling, hub, watching, runner, ownership)
         add_ConversationServiceServicer_to_server(conversation, server.grpc)
         add_RelayServiceServicer_to_server(RelayServicer(conversation), server.grpc)
         add_ProjectServiceServicer_to_server(ProjectServicer(engine, settings.secret_keys), server.grpc)
+        add_WebhookServiceServicer_to_server(WebhookServicer(engine, settings.secret_keys, outbound), server.grpc)
         await reading  # or the first run would wait for it
         port = await server.start(settings.listen)
         log.info("ready", port=port, worker_id=str(ownership.worker_id))

@@ -11,12 +11,14 @@ from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
 from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceStub
 from threadloom.conversation.v1.relay_service_pb2_grpc import RelayServiceStub
+from threadloom.conversation.v1.webhook_service_pb2_grpc import WebhookServiceStub
 
 if TYPE_CHECKING:  # these classes exist in the stubs' types only
     from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceAsyncStub
     from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceAsyncStub
     from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceAsyncStub
     from threadloom.conversation.v1.relay_service_pb2_grpc import RelayServiceAsyncStub
+    from threadloom.conversation.v1.webhook_service_pb2_grpc import WebhookServiceAsyncStub
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class ConversationStubs:
     conversations: "ConversationServiceAsyncStub"
     projects: "ProjectServiceAsyncStub"
     relay: "RelayServiceAsyncStub"
+    webhooks: "WebhookServiceAsyncStub"
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,11 @@ class Clients:
 def _conversation_stubs(replica: Replica) -> ConversationStubs:
     channel = replica.channel
     return ConversationStubs(
-        replica, ConversationServiceStub(channel), ProjectServiceStub(channel), RelayServiceStub(channel)
+        replica,
+        ConversationServiceStub(channel),
+        ProjectServiceStub(channel),
+        RelayServiceStub(channel),
+        WebhookServiceStub(channel),
     )
 
 

@@ -5,6 +5,8 @@ and reads afterwards, in a statement of its own: under READ COMMITTED only a sta
 that begins after the lock sees what the one before it has committed.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 from psycopg import AsyncConnection
@@ -79,7 +81,7 @@ WHERE q.run_id = ANY(%(runs)s) FOR UPDATE OF t
 # Ends queued runs before their turn: nobody owns them, so their whole log is written here.
 WITHDRAW = f"""
 WITH gone AS (
-    DELETE FROM conversation.queued_runs WHERE run_id = ANY(%(runs)s) RETURNING run_id, project_id
+    DELETE FROM conversation.queued_runs WHERE run_id = %(run)s RETURNING run_id, project_id
 ), ended AS (
     UPDATE conversation.ai_runs r SET status = 'cancelled', finished_at = clock_timestamp(), last_seq = 2,
         log_bytes = %(bytes)s
@@ -141,15 +143,22 @@ async def queued_runs(connection: AsyncConnection, thread: UUID) -> list[UUID]:
     return [run async for (run,) in await connection.execute(QUEUED, {"thread": thread})]
 
 
-async def withdraw(connection: AsyncConnection, runs: list[tuple[UUID, bytes, bytes]]) -> None:
-    """Ends runs that still wait as cancelled; those that do not any more are left alone.
+class Withdrawal(NamedTuple):
+    """A run that is to leave the queue: its first and its last event, and what else is to be written if it does."""
 
-    A run: its id, its first and its last event.
-    """
+    run: UUID
+    started: bytes
+    finished: bytes
+    statements: Sequence[Statement]
+
+
+async def withdraw(connection: AsyncConnection, withdrawals: Sequence[Withdrawal]) -> None:
+    """Ends runs of one thread that still wait as cancelled; those that do not any more are left alone."""
     async with connection.transaction():
-        # In one order, as every other lock on threads is the only one of its transaction.
-        await connection.execute(LOCK_OF, {"runs": [run for run, _, _ in runs]})
-        for run, started, finished in runs:
+        await connection.execute(LOCK_OF, {"runs": [withdrawal.run for withdrawal in withdrawals]})
+        for run, started, finished, statements in withdrawals:
             size = len(started) + len(finished)
-            parameters = {"runs": [run], "started": started, "finished": finished, "bytes": size}
-            await connection.execute(WITHDRAW, parameters)
+            parameters = {"run": run, "started": started, "finished": finished, "bytes": size}
+            if (await connection.execute(WITHDRAW, parameters)).rowcount:
+                for statement in statements:
+                    await connection.execute(statement.sql.encode(), statement.parameters)

@@ -26,6 +26,15 @@ QUEUED = (
 WATCHED = "INSERT INTO conversation.run_watch SELECT id, project_id, 1000, now() FROM conversation.ai_runs"
 # Tables no request has business in: the role may not even ask.
 CLOSED = {"workers", "outbox", "run_watch", "schema_version"}
+# Disabled: nothing is sent.
+WEBHOOK = (
+    "INSERT INTO conversation.webhooks (id, project_id, url, events, enabled, sealed, key_id)"
+    " VALUES (gen_random_uuid(), %s, 'https://example.com/', '{}', false, '', 'k1')"
+)
+DELIVERY = (
+    "INSERT INTO conversation.webhook_deliveries (id, webhook_id, project_id, type, payload)"
+    " SELECT gen_random_uuid(), id, project_id, 'ping', '{}' FROM conversation.webhooks"
+)
 
 
 @pytest_asyncio.fixture
@@ -39,6 +48,8 @@ async def filled(service: Service, sql: Sql) -> Reading:
     await sql.rows(WAITING, project_id(service.alice.caller))
     await sql.rows(QUEUED)
     await sql.rows(WATCHED)
+    await sql.rows(WEBHOOK, project_id(service.alice.caller))
+    await sql.rows(DELIVERY)
     return run
 
 
@@ -149,7 +160,8 @@ async def test_alice_and_her_projects_service_role_see_her_rows(
             assert await seen(request_role, table), (who, table)
         for table in ("projects", "project_keys", "stream_tickets"):
             assert await seen(request_role, table) == [], (who, table)
-        assert len(await seen(request_role, "provider_keys") or []) == (who == "role")
+        for table in ("provider_keys", "webhooks", "webhook_deliveries"):
+            assert len(await seen(request_role, table) or []) == (who == "role"), table
 
 
 @pytest.mark.usefixtures("filled")
@@ -283,6 +295,8 @@ async def test_the_engine_role_reads_runs_and_no_project_or_key(engine_role: psy
         "provider_keys",
         "queued_runs",
         "run_watch",
+        "webhooks",
+        "webhook_deliveries",
     ):
         assert await seen(engine_role, table), table
     for table in ("projects", "project_keys", "schema_version"):
@@ -301,6 +315,9 @@ async def test_the_engine_role_reads_runs_and_no_project_or_key(engine_role: psy
         "UPDATE conversation.provider_keys SET updated_at = now()",
         "UPDATE conversation.provider_keys SET project_id = project_id",
         "DELETE FROM conversation.provider_keys",
+        "UPDATE conversation.webhooks SET url = ''",
+        "DELETE FROM conversation.webhooks",
+        "UPDATE conversation.webhook_deliveries SET payload = ''",
         "SET ROLE threadloom_conversation",
     ):
         assert await refusal(engine_role, statement) == "InsufficientPrivilege", statement
