@@ -1,5 +1,6 @@
 """What every gRPC call passes on the server: request id, log and metrics, the caller, errors."""
 
+import asyncio
 import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -106,6 +107,11 @@ class Call:
         """Ends the call with a rich status. The catch-all of the servers: what is not ours becomes INTERNAL."""
         if isinstance(error, aio.AbortError):
             raise error
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            # The peer left or its time was up: libraries make other errors of the cancellation, and nobody is told.
+            self._code = "CANCELLED"
+            raise asyncio.CancelledError from error
         await context.abort_with_status(rpc_status.to_status(to_status(self.failed(error))))
 
     def failed(self, error: Exception) -> ServiceError:
