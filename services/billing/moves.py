@@ -54,7 +54,7 @@ class Moves:
         Raises MODEL_NOT_PRICED, AI_RATE_LIMITED, QUOTA_EXCEEDED, AI_BUDGET_EXCEEDED and IDEMPOTENCY_KEY_REUSED.
         """
         placing = _Placing(self._guesses, call, wish, self._defaults)
-        found = await self._use(placing.run)
+        found = await self._use(lambda connection: placing.run(connection, limits.PLACE_TRIES))
         return found if found is not None else await self._use(placing.run_locked)
 
     async def settle(self, project: UUID, id: UUID, usage: Usage, *, estimated: bool, reported: int) -> Booked:
@@ -119,7 +119,7 @@ class _Placing:
         self._limits: Sequence[Limit] = ()
         self._assume(guesses.set_price(call.project, call.model))
 
-    async def run(self, connection: AsyncConnection, tries: int = limits.PLACE_TRIES) -> HoldRow | None:
+    async def run(self, connection: AsyncConnection, tries: int) -> HoldRow | None:
         """The hold; None when limits, sums or prices changed under each decision."""
         for _ in range(tries):
             if (row := await self._try(connection)) is not None:
