@@ -40,6 +40,7 @@ STATEMENT_MS = 10_000
 RECONCILE_MS = 120_000
 IDLE_IN_TRANSACTION_MS = 5_000
 POOL_TIMEOUT_SECONDS = 5.0
+RECONNECT_PAUSE_MAX_SECONDS = 1.0  # between tries to reach Postgres, which else double up to minutes
 KEPT_CONNECTIONS = 4  # open when nothing happens, so that a burst need not begin with sign-ins
 READ_CONNECTIONS = 4  # for admins and who asks what was spent, beside those that move money
 GRACE_SECONDS = 5.0  # calls under way at SIGTERM; each is one short transaction

@@ -48,6 +48,7 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
             max_size=most,
             timeout=limits.POOL_TIMEOUT_SECONDS,
             kwargs={"autocommit": True},
+            reconnect_timeout=limits.RECONNECT_PAUSE_MAX_SECONDS,
             open=False,
         )
         await money.open()
