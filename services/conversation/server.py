@@ -124,7 +124,8 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         server = Server(settings.credential, [service.full_name for service in names])
         conversation = ConversationServicer(engine, admission, hub, runner, ownership)
         add_ConversationServiceServicer_to_server(conversation, server.grpc)
-        add_ProjectServiceServicer_to_server(ProjectServicer(engine, settings.secret_keys), server.grpc)
+        projects = ProjectServicer(engine, settings.secret_keys, settings.allowed_hosts)
+        add_ProjectServiceServicer_to_server(projects, server.grpc)
         await reading  # or the first run would wait for it
         port = await server.start(settings.listen)
         log.info("ready", port=port, worker_id=str(ownership.worker_id))

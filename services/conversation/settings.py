@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from kit.outbound import AllowedHosts, allowed_hosts
 from kit.sealing import KeyRing, key_ring
 from kit.settings import SettingsError, addresses, count, one_of, port, positive, setting
 from threadloom.conversation.v1.run_pb2 import RunOptions
@@ -106,6 +107,13 @@ class Settings:
     )
     pool_size: int = setting("THREADLOOM_POOL_SIZE", "Postgres connections of each role.", "10", count)
     metrics_port: int = setting("THREADLOOM_METRICS_PORT", "Port of /metrics; 0: none.", "0", port)
+    allowed_hosts: AllowedHosts = setting(
+        "THREADLOOM_ALLOWED_HOSTS",
+        "What tenants may name in JWKS addresses although it is not public, also over http: a comma list of host"
+        " names, IP addresses and networks. `-` or unset: nothing but the public internet over https.",
+        "-",
+        allowed_hosts,
+    )
     environment: str = setting(
         "THREADLOOM_ENVIRONMENT",
         "`local` allows what only one machine may do: a NATS without credentials.",
