@@ -29,7 +29,7 @@ SECURITY_SCHEMES = {
         "type": "http",
         "scheme": "bearer",
         "bearerFormat": "JWT",
-        "description": "The user's token: HS256, or RS256 or ES256 by the project's JWKS.",
+        "description": "The user's token: HS256 by the project's secret, or RS256 or ES256 by a key of its JWKS.",
     },
     "ticket": {"type": "apiKey", "in": "query", "name": "ticket", "description": "A stream ticket; works once."},
 }

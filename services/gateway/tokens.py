@@ -24,9 +24,7 @@ MALFORMED = "The token is not a well-formed JWT."
 BAD_SUBJECT = "The token's claim `sub` must be the user's id: 1 to 255 printable characters, as a string."
 NO_SUCH_KEY = "The token's `kid` names no key of the project's JWKS that may verify. Sign with a key that it lists."
 NO_KEY_OF_TYPE = "The project's JWKS has no key that may verify {algorithm}. Sign with a key that it lists."
-SEVERAL_KEYS = (
-    "Several keys of the project's JWKS fit. Give each a `kid` of its own, and name it in the token's header."
-)
+SEVERAL_KEYS = "Several keys of the project's JWKS fit. Give each a `kid` of its own, and name it in the token."
 OTHER_TYPE = "The key that the token's `kid` names is for {right}, the token says {wrong}. Sign with {right}."
 BAD_SECRET = "The token's signature does not fit the project's secret."
 BAD_SIGNATURE = "The token's signature does not fit the key of the project's JWKS that it names."
