@@ -2,8 +2,6 @@
 
 import asyncio
 import base64
-import hashlib
-import hmac
 import json
 import time
 from collections.abc import AsyncIterator
@@ -18,7 +16,7 @@ from kit.outbound import allowed_hosts
 from services.gateway import jwks as cache_module
 from services.gateway.limits import TOKEN_LEEWAY_SECONDS
 from tests.fakes.jwks import FakeIdentityProvider
-from tests.support.signing import Signer, ec_signer, jwks, rsa_signer
+from tests.support.signing import Signer, ec_signer, encoded, hmac_token, jwks, rsa_signer
 from tests.unit.gateway.replica import ANON, PROJECT_ID, SECRET, SERVICE, Replica
 from tests.unit.gateway.running import Gateway, Reply, running_gateway, token
 from threadloom.conversation.v1.project_service_pb2 import Identity
@@ -78,17 +76,6 @@ def refused(reply: Reply, words: str) -> None:
     assert (reply.status, reply.json["code"]) == (401, "UNAUTHENTICATED"), reply.body
     assert reply.headers["www-authenticate"] == "Bearer"
     assert words in reply.json["message"]
-
-
-def encoded(data: Any) -> str:
-    raw = data if isinstance(data, bytes) else json.dumps(data).encode()
-    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
-
-
-def hmac_token(secret: bytes, header: dict[str, Any], **claims: Any) -> str:
-    """A token no library would make: signed with whatever bytes by HMAC-SHA256."""
-    signed = f"{encoded(header)}.{encoded({'sub': 'alice', **claims})}"
-    return f"{signed}.{encoded(hmac.new(secret, signed.encode(), hashlib.sha256).digest())}"
 
 
 def relabelled(text: str, **header: Any) -> str:
