@@ -4,7 +4,7 @@ The one source of the rules is `domain.granting` and `kit.pricing`. What they ar
 is a guess at first (the newest price seen, no limit that binds) and is never believed: the
 statement books only what is right by the price in force and within every limit, and else
 answers with both, by which it is decided again. So the usual case is one round trip, and
-no lock is held while a client thinks (docs/decisions/XXXX-one-statement-moves.md).
+no lock is held while a client thinks (docs/decisions/0018-one-statement-moves.md).
 """
 
 from collections.abc import Awaitable, Callable, Sequence
