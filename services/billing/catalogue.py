@@ -7,6 +7,7 @@ one it resembles. Here a slug is priced only when it is listed (docs/decisions/0
 import re
 from datetime import datetime
 from decimal import Decimal
+from functools import lru_cache
 
 from genai_prices.data_snapshot import get_snapshot
 from genai_prices.types import ClauseEquals, ClauseOr, MatchLogic, ModelInfo, ModelPrice, TieredPrices
@@ -19,6 +20,7 @@ Entry = Decimal | TieredPrices | None
 # of ours has any.
 PRICED = {"input_mtok", "cache_read_mtok", "cache_write_mtok", "output_mtok", "requests_kcount"}
 REQUESTS_PER_PRICE = 1000
+MODELS_KNOWN = 1024  # slugs looked up before; the list is the wheel's and does not change while we run
 # How makers name a snapshot of a model: claude-sonnet-4-5-20250929, gpt-4o-mini-2024-07-18.
 SNAPSHOT = re.compile(r"-20\d\d(-?)(0[1-9]|1[0-2])\1(0[1-9]|[12]\d|3[01])\Z")
 
@@ -35,6 +37,7 @@ def published_rates(model: str, at: datetime) -> Rates | None:
         return None
 
 
+@lru_cache(MODELS_KNOWN)
 def _listed(slug: str) -> ModelInfo | None:
     """The model that is listed under this very name, or of which the name is a dated snapshot, at its maker."""
     makers = (one for one in get_snapshot().providers if one.model_match is not None and one.model_match.is_match(slug))
