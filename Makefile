@@ -10,7 +10,7 @@ PROTOS := $(shell find protos -name '*.proto')
 SEED ?= 1
 SEEDED := -p no:cacheprovider --randomly-seed=$(SEED) --hypothesis-seed=$(SEED) -q
 
-.PHONY: help install stubs run stop logs reset project token price provider-key test test-long check format golden migration docs clean
+.PHONY: help install stubs run stop logs reset project token price provider-key test test-long check format golden migration docs bench-peers bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,7 +61,7 @@ check: $(STUBS) ## Check format, lint, types, import contracts and protos
 	$(BIN)/ruff format --check .
 	$(BIN)/buf lint protos
 	$(BIN)/buf format --diff --exit-code protos
-	$(BIN)/mypy kit services deploy/local
+	$(BIN)/mypy kit services deploy/local bench
 	$(BIN)/lint-imports
 
 format: $(STUBS) ## Format code and protos
@@ -78,5 +78,11 @@ migration: $(STUBS) ## Draft a migration: make migration SERVICE=conversation NA
 docs: $(STUBS) ## Write the generated documents anew
 	$(BIN)/python docs/generate.py
 
+bench-peers: $(STUBS) ## Install the peers of the bench into .bench (once, about two minutes)
+	@PYTHON=$(PYTHON) bash bench/install_peers.sh
+
+bench: $(STUBS) ## Measure Threadloom beside its peers: make bench ARGS="--rounds 1"
+	@$(BIN)/python -m bench $(ARGS)
+
 clean: ## Delete what was built (not the data)
-	rm -rf .venv gen .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .bench gen .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -11,7 +11,7 @@ from enum import StrEnum
 from urllib.parse import quote, unquote
 from uuid import UUID
 
-from kit.errors import invalid
+from kit.errors import ServiceError, invalid
 from kit.ids import parse_id
 
 CREDENTIAL_KEY = "x-threadloom-credential"
@@ -51,6 +51,12 @@ SYSTEM = Caller(Role.SYSTEM)
 current_caller: ContextVar[Caller] = ContextVar("current_caller")
 
 
+def require_system() -> None:
+    """Raises FORBIDDEN for a call on behalf of somebody outside."""
+    if current_caller.get().role is not Role.SYSTEM:
+        raise ServiceError("FORBIDDEN", "Only a service of ours may call this.")
+
+
 def to_metadata(caller: Caller) -> tuple[tuple[str, str], ...]:
     """The caller as gRPC metadata."""
     found = [(ROLE_KEY, caller.role.value)]
@@ -62,21 +68,26 @@ def to_metadata(caller: Caller) -> tuple[tuple[str, str], ...]:
 
 
 def from_metadata(metadata: dict[str, str]) -> Caller:
-    """The caller of a call. Fails closed: a part that is missing or empty never widens the view."""
+    """The caller of a call. Raises as `checked` does."""
+    user = unquote(metadata.get(USER_KEY, ""))
+    return checked(metadata.get(ROLE_KEY, ""), metadata.get(PROJECT_KEY, ""), user)
+
+
+def checked(role_name: str, project_id: str, user: str) -> Caller:
+    """The caller of these parts. Fails closed, with INVALID_OPTIONS: nothing missing or empty widens the view."""
     try:
-        role = Role(metadata.get(ROLE_KEY, ""))
+        role = Role(role_name)
     except ValueError:
-        raise invalid(ROLE_KEY, f"Metadata {ROLE_KEY} must be user, service or system.") from None
+        raise invalid(ROLE_KEY, f"The caller's role ({ROLE_KEY}) must be user, service or system.") from None
     if role is Role.SYSTEM:
         return SYSTEM
-    project = parse_id(metadata.get(PROJECT_KEY, ""))
+    project = parse_id(project_id)
     if project is None:
-        raise invalid(PROJECT_KEY, f"Metadata {PROJECT_KEY} must be the project's id, a UUID.")
+        raise invalid(PROJECT_KEY, f"The caller's project ({PROJECT_KEY}) must be an id, a UUID.")
     if role is Role.SERVICE:
         return Caller(role, project)
-    user = unquote(metadata.get(USER_KEY, ""))
     if not is_user_id(user):
-        raise invalid(USER_KEY, f"Metadata {USER_KEY} must be the user's id, percent-encoded.")
+        raise invalid(USER_KEY, f"The caller's user id ({USER_KEY}) must be 1 to 255 printable characters.")
     return Caller(role, project, user)
 
 

@@ -1,5 +1,6 @@
 """What every gRPC call passes on the server: request id, log and metrics, the caller, errors."""
 
+import asyncio
 import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,7 +24,7 @@ OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.v1.", "/grpc.refle
 
 
 class Guard(aio.ServerInterceptor):
-    """Wraps unary and server-streaming methods; errors become rich statuses in one place."""
+    """Wraps every method but client-streaming ones; errors become rich statuses in one place."""
 
     def __init__(self, credential: str) -> None:
         self._credential = credential.encode()
@@ -38,6 +39,11 @@ class Guard(aio.ServerInterceptor):
         method: str = handler_call_details.method
         if handler is None or method.startswith(OPEN_SERVICES):
             return handler
+        if handler.request_streaming:
+            wrapped = self._guard_stream(method, handler.stream_stream)
+            return grpc.stream_stream_rpc_method_handler(
+                wrapped, handler.request_deserializer, handler.response_serializer
+            )
         if handler.response_streaming:
             wrapped = self._guard_stream(method, handler.unary_stream)
             return grpc.unary_stream_rpc_method_handler(
@@ -101,9 +107,18 @@ class Call:
         """Ends the call with a rich status. The catch-all of the servers: what is not ours becomes INTERNAL."""
         if isinstance(error, aio.AbortError):
             raise error
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            # The peer left or its time was up: libraries make other errors of the cancellation, and nobody is told.
+            self._code = "CANCELLED"
+            raise asyncio.CancelledError from error
+        await context.abort_with_status(rpc_status.to_status(to_status(self.failed(error))))
+
+    def failed(self, error: Exception) -> ServiceError:
+        """Notes the failure; returns what may be told of it."""
         if not isinstance(error, ServiceError):
             UNEXPECTED_ERRORS.labels("grpc").inc()
             log.error("call failed", method=self._method, exc_info=error)
             error = internal()
         self._code = error.reason
-        await context.abort_with_status(rpc_status.to_status(to_status(error)))
+        return error

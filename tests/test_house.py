@@ -1,6 +1,7 @@
 """Rules of the house that no other tool checks."""
 
 import ast
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -12,12 +13,15 @@ from threadloom.billing.v1 import billing_service_pb2
 from threadloom.conversation.v1 import conversation_service_pb2, project_service_pb2
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("services", "kit", "deploy", "tests")
+FOLDERS = ("services", "kit", "deploy", "bench", "tests")
+LOCKS = ("requirements.lock", "bench/tools.txt", "bench/peers/pydantic_ai/requirements.txt")
 LINES_MAX = 800
 # They name nothing, so everything ends up in them.
 NAMELESS = {"utils", "util", "helpers", "helper", "common", "manager", "managers", "base", "misc"}
 # Who may read the environment: the places where a process starts.
-READERS = re.compile(r"services/\w+/(__main__|migrate)\.py|deploy/local/(__main__|commands)\.py")
+READERS = re.compile(
+    r"services/\w+/(__main__|migrate)\.py|deploy/local/(__main__|commands)\.py|bench/peers/\w+/server\.py"
+)
 READS = {"environ", "environb", "getenv"}
 SERVICES = [
     service
@@ -74,15 +78,24 @@ def test_every_rpc_is_called_in_a_contract_test() -> None:
     assert [rpc for rpc in RPCS if rpc not in named] == []
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "pyproject.toml"])
+@pytest.mark.parametrize("name", [*LOCKS, "pyproject.toml"])
 def test_no_package_is_bound_to_an_address(name: str) -> None:
     lines = (ROOT / name).read_text().splitlines()
     bound = re.compile(r"://|^\s*(-i|-f|--(extra-)?index-url|--find-links|--trusted-host)\b")
     assert [line for line in lines if bound.search(line)] == []
 
 
-def test_every_locked_package_has_its_hashes() -> None:
-    entries = re.split(r"\n(?=[a-z0-9])", (ROOT / "requirements.lock").read_text().strip())
+@pytest.mark.parametrize("name", ["ai-6", "ai-7"])
+def test_no_package_of_a_peer_is_bound_to_an_address(name: str) -> None:
+    locked = json.loads((ROOT / "bench" / "peers" / "node" / name / "package-lock.json").read_text())["packages"]
+    packages = {path: package for path, package in locked.items() if path}
+    assert packages
+    assert [path for path, package in packages.items() if "resolved" in package or "integrity" not in package] == []
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_locked_package_has_its_hashes(name: str) -> None:
+    entries = re.split(r"\n(?=[a-z0-9])", (ROOT / name).read_text().strip())
     packages = [entry for entry in entries if re.match(r"[a-z0-9]", entry)]
     assert packages
     assert [entry.split("\n")[0] for entry in packages if "--hash=sha256:" not in entry] == []

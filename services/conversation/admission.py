@@ -14,17 +14,19 @@ from kit.db import transaction
 from kit.errors import ServiceError, thread_not_found, unavailable
 from kit.ids import new_id
 from services.conversation import limits
+from services.conversation.cancelling import Cancelling
 from services.conversation.domain import checks, events
 from services.conversation.domain.titles import derive_title
 from services.conversation.following import Followed
 from services.conversation.ownership import Ownership
 from services.conversation.runner import Runner
-from services.conversation.store import runs, starts
+from services.conversation.store import queue, runs, starts, watch
 from services.conversation.store.owning import ClaimedRun
+from services.conversation.store.runs import RunRow
 from services.conversation.store.starts import KnownKey, NewRun, RequestKey
 from threadloom.conversation.v1.conversation_service_pb2 import RunRequest
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
-from threadloom.conversation.v1.run_pb2 import RunEventBatch
+from threadloom.conversation.v1.run_pb2 import IfRunning, RunEventBatch, RunOptions
 
 RUN_METHOD = "Run"
 # Each round lost to another request has left a key or a run that decides the next one.
@@ -58,8 +60,10 @@ def check_known(known: KnownKey, body: bytes) -> None:
 class Admission:
     """Lets runs in. `default_model` serves threads and requests that name none."""
 
-    def __init__(self, engine: AsyncEngine, runner: Runner, ownership: Ownership, default_model: str) -> None:
-        self._engine, self._runner = engine, runner
+    def __init__(
+        self, engine: AsyncEngine, runner: Runner, ownership: Ownership, cancelling: Cancelling, default_model: str
+    ) -> None:
+        self._engine, self._runner, self._cancelling = engine, runner, cancelling
         self._ownership, self._default_model = ownership, default_model
         self._starting: set[asyncio.Task[Admitted]] = set()
 
@@ -79,7 +83,7 @@ class Admission:
             try:
                 return await self._start_whole(caller, new, key, body)
             except IntegrityError as error:
-                found = await self._after_conflict(caller, thread_id, key, body, error)
+                found = await self._after_conflict(caller, new, key, body, error)
             if isinstance(found, Admitted):
                 return found
             kept = found
@@ -112,6 +116,9 @@ class Admission:
             title=derive_title(text),
             first_event=first.SerializeToString(),
             is_kept=kept is not None,
+            may_wait=request.options.if_running in (IfRunning.IF_RUNNING_ENQUEUE, IfRunning.IF_RUNNING_INTERRUPT),
+            is_interrupt=request.options.if_running == IfRunning.IF_RUNNING_INTERRUPT,
+            cancel_after_ms=request.options.cancel_after_disconnect.ToMilliseconds(),
         )
 
     async def _start_whole(self, caller: Caller, new: NewRun, key: RequestKey | None, body: bytes) -> Admitted:
@@ -127,11 +134,18 @@ class Admission:
             task.exception()  # the caller got it, or has left
 
     async def _start(self, caller: Caller, new: NewRun, key: RequestKey | None, body: bytes) -> Admitted:
+        active: UUID | None = None
         async with transaction(self._engine, caller) as tx:
             await self._take_key(tx, new, key, body)
-            started = await starts.start_run(tx, new)
-            if started is None:
+            if new.may_wait:
+                active = await self._enqueue(tx, new)
+            started = await starts.start_run(tx, new) if active is None else None
+            if started is None and active is None:
                 raise thread_not_found()
+            if new.cancel_after_ms:
+                await watch.insert(tx, new, limits.WATCH_LEASE_SECONDS)
+        if started is None:
+            return await self._queued(caller, new, active)
         row = ClaimedRun(
             id=new.run_id,
             project_id=new.project_id,
@@ -149,7 +163,29 @@ class Admission:
             system_prompt=started.system_prompt,
         )
         first = self._runner.begin(row, RunEvent.FromString(new.first_event), new.api_call_id)
-        return Admitted(Followed(new.run_id, new.project_id, new.thread_id, new.reply_message_id), first)
+        return Admitted(_new(new), first)
+
+    async def _enqueue(self, tx: AsyncConnection, new: NewRun) -> UUID | None:
+        """Puts the run behind the thread's active one, whose id it returns; without one the run may start."""
+        is_seen, active = await queue.active_run(tx, new.thread_id)
+        if not is_seen:
+            raise thread_not_found()
+        if active is None:
+            return None
+        if await queue.length(tx, new.thread_id) >= limits.QUEUED_RUNS:
+            message = f"{limits.QUEUED_RUNS} messages wait in this conversation already. Wait for an answer."
+            raise ServiceError("RUN_IN_PROGRESS", message, {"run_id": str(active)})
+        await queue.enqueue(tx, new, is_head=new.is_interrupt)
+        return active
+
+    async def _queued(self, caller: Caller, new: NewRun, active: UUID | None) -> Admitted:
+        """The run waits; in the way of an interrupt stands the active one. A cancel is a transaction of its own:
+
+        it locks the run's row, and whoever ends the run locks the thread's after that.
+        """
+        if new.is_interrupt and active is not None:
+            await self._cancelling.interrupt(caller, active)
+        return Admitted(_new(new))
 
     async def _take_key(self, tx: AsyncConnection, new: NewRun, key: RequestKey | None, body: bytes) -> None:
         """Binds the key to the run, so that of two equal requests one waits here and then conflicts."""
@@ -162,22 +198,24 @@ class Admission:
             raise IntegrityError("the key was retaken", None, LookupError(starts.ONE_KEY))
 
     async def _after_conflict(
-        self, caller: Caller, thread_id: UUID, key: RequestKey | None, body: bytes, error: IntegrityError
+        self, caller: Caller, new: NewRun, key: RequestKey | None, body: bytes, error: IntegrityError
     ) -> Admitted | UUID | None:
         """What decided against the start: an equal request's run, its kept message, or another run (raised)."""
         async with transaction(self._engine, caller) as tx:
+            active = await runs.get_active_run(tx, new.thread_id)
             known = await starts.find_key(tx, key) if key is not None else None
             if known is not None:
                 check_known(known, body)
                 if known.resource is None and _constraint(error) != starts.ONE_ACTIVE_RUN:
                     return known.kept_message_id
-            if known is not None and known.resource is not None:
-                row = await runs.get_run(tx, known.resource)
-                if row is None:
-                    raise thread_not_found()
-                return Admitted(Followed(row.id, row.project_id, row.thread_id, row.reply_message_id))
-            active = await runs.get_active_run(tx, thread_id)
-        if active is not None:
+            made = await runs.get_run(tx, known.resource) if known is not None and known.resource is not None else None
+        if known is not None and known.resource is not None:
+            if made is None:
+                raise thread_not_found()
+            if made.status == "queued" and new.is_interrupt and active is not None:
+                await self._cancelling.interrupt(caller, active.id)  # the first time may have been cut off before
+            return Admitted(followed(made))
+        if active is not None and not new.may_wait:
             raise ServiceError(
                 "RUN_IN_PROGRESS",
                 "This conversation is being answered. Wait for the end, or cancel it.",
@@ -187,6 +225,16 @@ class Admission:
             # What stood in the way ended a moment ago.
             return known.kept_message_id if known is not None else None
         raise error
+
+
+def followed(row: RunRow) -> Followed:
+    """A stored run as its followers name it."""
+    ends_without = RunOptions.FromString(row.options).HasField("cancel_after_disconnect")
+    return Followed(row.id, row.project_id, row.thread_id, row.reply_message_id, ends_without)
+
+
+def _new(run: NewRun) -> Followed:
+    return Followed(run.run_id, run.project_id, run.thread_id, run.reply_message_id, run.cancel_after_ms > 0)
 
 
 def _constraint(error: IntegrityError) -> str:

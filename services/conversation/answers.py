@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -19,7 +19,7 @@ from kit.errors import ServiceError, internal, seconds
 from kit.ids import new_id
 from kit.telemetry import UNEXPECTED_ERRORS, log
 from services.conversation import limits
-from services.conversation.billing import Billing
+from services.conversation.billing import Billing, HoldRefused
 from services.conversation.calls import ModelCall, Stage
 from services.conversation.domain import endings, events, tokens
 from services.conversation.domain.fold import RunState
@@ -30,7 +30,7 @@ from services.conversation.domain.history import (
     system_text,
     to_chat_messages,
 )
-from services.conversation.domain.retries import retry_delay
+from services.conversation.domain.retries import falls_back, retry_delay
 from services.conversation.domain.usage import estimated, sum_usage, untold
 from services.conversation.journal import Journal, MakeStatements, Publish, RunLostError
 from services.conversation.outbox import Outbox
@@ -40,12 +40,12 @@ from services.conversation.paying import Cut, Paying
 from services.conversation.provider_keys import ProviderKeys
 from services.conversation.providers.model import ModelClient, ModelRequest, ProviderFailure
 from services.conversation.settings import OutputLimits, TurnLimits
+from services.conversation.store import deliveries, owning, queue, watch
 from services.conversation.store import log as event_log
-from services.conversation.store import owning
 from services.conversation.store.log import Statement
 from services.conversation.store.owning import CallEnd
 from threadloom.conversation.v1.message_pb2 import Usage
-from threadloom.conversation.v1.run_event_pb2 import RetryTrace, RunEvent
+from threadloom.conversation.v1.run_event_pb2 import ModelSwitchTrace, RetryTrace, RunEvent
 
 ENDED_RUNS = Counter("threadloom_runs_ended_total", "Runs ended here.", ["status"])
 SUPERSESSIONS = Counter("threadloom_supersessions_total", "Cut model calls made again.")
@@ -109,8 +109,13 @@ class Answer:
                 return
             delay = retry_delay(run.attempt, failure.is_retryable, call.has_output, failure.retry_after)
             if delay is None or delay >= run.seconds_left:
-                await self._fail(call, failure.error)
-                return
+                model = run.next_model if falls_back(failure.error.reason, call.has_output) else None
+                if model is None:
+                    await self._fail(call, failure.error)
+                    return
+                call_id = await self._switch(call, failure.error, model)
+                counted = await self._counted(messages)
+                continue
             next_call = await self._retry(call, failure.error, delay)
             if next_call is None:
                 return
@@ -120,9 +125,13 @@ class Answer:
         """Goes on where a lost owner stopped: folds the log, then makes the cut call again or ends the run."""
         run = self._run
         state = await self._fold()
+        if not state.last_seq:
+            await self._begin()
+            return
         run.traces = state.next_trace_number() - 1
         run.step, run.has_open_step, run.has_reply = state.step, state.has_open_step, state.has_reply
-        run.attempt = state.retries + 1
+        run.attempt, run.switches = state.retries + 1, state.switches
+        run.model = state.switched_to or run.model
         cut = await self._find_cut()
         if run.stop is not None:
             await self._stop_cut(cut)
@@ -133,12 +142,18 @@ class Answer:
         else:
             await self._make_again(cut)
 
+    async def _begin(self) -> None:
+        """The first steps of a run that waited for its turn: what a start has written by now of any other."""
+        run, call_id = self._run, new_id()
+        begin = owning.begin_call(run.id, call_id, run.model, 1, 1)
+        await self._commit([events.run_started(str(run.user_message_id), run.options.model)], lambda _: (begin,))
+        await self.make(call_id)
+
     async def fail_unexpectedly(self) -> None:
         """A last try to give the run an end; if that fails too, another owner will."""
         run = self._run
         try:
-            del run.log.pending[run.log.sealed :]
-            run.log.pending_bytes = sum(event.ByteSize() for event in run.log.pending)
+            run.log.pending.keep_sealed()
             run.traces = run.log.state.next_trace_number() - 1
             run.has_reply = run.log.state.has_reply
             run.has_open_step = run.log.state.has_open_step
@@ -199,8 +214,8 @@ class Answer:
             call.take_hold(placing.result())
             run.log.credits_per_usd = placing.result().credits_per_usd
         elif isinstance(error, ServiceError):
-            if error.reason != "UNAVAILABLE":
-                call.stage = Stage.NONE  # refused: there is nothing to release
+            if isinstance(error, HoldRefused) and error.is_sure:
+                call.stage = Stage.NONE  # there is nothing to release
             call.failure = ProviderFailure(error, is_retryable=False)
         else:
             raise error
@@ -292,11 +307,28 @@ class Answer:
                 await run.is_asked_to_stop.wait()
         except TimeoutError:
             call_id, step = new_id(), run.step if run.has_open_step else run.step + 1
-            begin = owning.begin_call(run.id, call_id, step, run.attempt)
+            begin = owning.begin_call(run.id, call_id, run.model, step, run.attempt)
             await journal.change_state(run.log, statements=lambda _: (begin,))
             return call_id
         await self._stop(call)
         return None
+
+    async def _switch(self, call: ModelCall, error: ServiceError, model: str) -> UUID:
+        """Tells of the change of model, and records its first attempt, which it returns."""
+        run, call_id = self._run, new_id()
+        run.attempt += 1
+        consumed = call.usage if call.is_billable else None
+        switch = ModelSwitchTrace(from_model=run.model, to_model=model, reason=error.message, usage=consumed)
+        told = events.model_switch_trace(run.next_trace(), max(run.step, 1), switch)
+        ended = self._paying.end(call, "failed", error)
+        call.is_told = True
+        step = run.step if run.has_open_step else run.step + 1
+        begin = owning.begin_call(run.id, call_id, model, step, run.attempt)
+        log.warning("model switched", code=error.reason, from_model=run.model, to_model=model)
+        await self._commit(told, lambda _: (owning.end_call(ended), begin))
+        self._paying.remember(ended)
+        run.model, run.switches = model, run.switches + 1
+        return call_id
 
     # ------------------------------------------------------------------ taking over
 
@@ -350,7 +382,7 @@ class Answer:
     async def _make_again(self, cut: Cut) -> None:
         run, call_id = self._run, new_id()
         run.attempt += 1
-        made = (*cut.statements, owning.begin_call(run.id, call_id, run.step + 1, run.attempt))
+        made = (*cut.statements, owning.begin_call(run.id, call_id, run.model, run.step + 1, run.attempt))
         await self._commit([], lambda _: made)
         self._paying.remember(*cut.ends)
         self._cut_usage = cut.usage
@@ -452,10 +484,22 @@ class Answer:
             traces = owning.record_traces(run.id, message, state)
             if traces is not None:
                 yield traces
+            yield from deliveries.tell_run_ended(
+                run=run.id,
+                thread=run.log.thread_id,
+                message=run.log.message_id,
+                user=run.user_id,
+                model=run.model,
+                status=status,
+                state=state,
+            )
             yield owning.end_run(run.id, status, state)
             yield owning.touch_thread(run.log.thread_id)
+            yield queue.promote(run.log.thread_id)
+            if run.options.HasField("cancel_after_disconnect"):
+                yield watch.remove(run.id)
 
-        await self._commit(told, make)
+        promoted = await self._commit(told, make)
         ENDED_RUNS.labels(status).inc()
         state = run.log.state
         log.info(
@@ -466,11 +510,14 @@ class Answer:
             attempts=run.attempt,
             seconds=round(run.age, 3),
         )
+        for (next_run,) in promoted:
+            await self._with.ownership.claim_one(next_run)
 
-    async def _commit(self, told: list[RunEvent], statements: MakeStatements) -> None:
-        """A state change that may tell billing something."""
-        await self._with.journal.change_state(self._run.log, told, statements)
+    async def _commit(self, told: list[RunEvent], statements: MakeStatements) -> list[tuple[Any, ...]]:
+        """A state change that may tell billing something. Returns the rows its statements returned."""
+        returned = await self._with.journal.change_state(self._run.log, told, statements)
         self._with.outbox.wake()
+        return returned
 
     def _limit_error(self) -> ServiceError:
         turn = self._with.turn

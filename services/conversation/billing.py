@@ -24,7 +24,12 @@ from threadloom.common.v1.rates_pb2 import Rates as RatesMessage
 from threadloom.conversation.v1.message_pb2 import Usage
 
 if TYPE_CHECKING:  # this class exists in the stubs' types only
+    from grpc import aio
+
+    from threadloom.billing.v1.billing_service_pb2 import PlaceHoldResponse
     from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceAsyncStub
+
+    PlaceHold = aio.UnaryUnaryMultiCallable[PlaceHoldRequest, PlaceHoldResponse]
 
 # Topics of the outbox.
 SETTLE, RELEASE = "billing.settle", "billing.release"
@@ -40,6 +45,13 @@ class Payer:
     run_id: UUID
     message_id: UUID
     model: str
+
+
+@dataclass
+class HoldRefused(ServiceError):
+    """Billing said no. Unless `is_sure`, an earlier try has had no answer: it may still arrive, and be granted."""
+
+    is_sure: bool = True
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,7 @@ class Billing:
     async def place_hold(
         self, call_id: UUID, payer: Payer, *, input_tokens_max: int, max_output: int, min_output: int
     ) -> Hold:
-        """Sets money aside for a call. Raises ServiceError: the refusal, or UNAVAILABLE when nobody answers.
+        """Sets money aside for a call. Raises HoldRefused, or UNAVAILABLE when nobody answers.
 
         Asks again while billing is away, for a while: a restart must not refuse a user. The same id gets
         the same hold, so an answer that was lost does no harm.
@@ -82,12 +94,19 @@ class Billing:
             max_output_tokens=max_output,
             min_output_tokens=min_output,
         )
+        tries = 0
+
+        def method(to: _Stubs) -> "PlaceHold":
+            nonlocal tries
+            tries += 1
+            return to.billing.PlaceHold
+
         until = time.monotonic() + limits.HOLD_WAIT_SECONDS
         while True:
             left = max(until - time.monotonic(), limits.BILLING_PAUSE_SECONDS)
             try:
                 answer = await self._service.call(
-                    lambda to: to.billing.PlaceHold,
+                    method,
                     request,
                     SYSTEM,
                     str(payer.run_id),
@@ -96,7 +115,8 @@ class Billing:
                 break
             except ServiceError as error:
                 if error.reason != "UNAVAILABLE":
-                    raise
+                    refused = error.reason, error.message, error.metadata, error.retry_after
+                    raise HoldRefused(*refused, is_sure=tries == 1) from error
                 if time.monotonic() + limits.BILLING_PAUSE_SECONDS >= until:
                     raise endings.billing_away() from error
             await asyncio.sleep(limits.BILLING_PAUSE_SECONDS)

@@ -233,9 +233,8 @@ class ModelCall:
         if not self._llm_request:
             self._append(self._open_llm_request())
         self._texts.append(text)
-        self._grow(text)
-        for piece in events.pieces(text):
-            self._append(events.text_delta(self._run.step, piece))
+        size = self._grow(text)
+        self._append_text(text, size, step=self._run.step)
 
     def _take_reasoning(self, text: str) -> None:
         if not self._thinking:
@@ -243,16 +242,24 @@ class ModelCall:
             started = TraceStarted(trace_id=self._thinking, step=self._run.step, thinking=ThinkingTrace())
             self._append(RunEvent(trace_started=started))
         self._thoughts.append(text)
-        self._grow(text)
-        for piece in events.pieces(text):
-            self._append(events.thinking_delta(self._thinking, piece))
+        size = self._grow(text)
+        self._append_text(text, size, trace=self._thinking)
 
-    def _grow(self, text: str) -> None:
-        size = len(text.encode())
+    def _append_text(self, text: str, size: int, *, step: int = 0, trace: str = "") -> None:
+        if size <= limits.EVENT_TEXT_CHARS:
+            self._journal.append_text(self._run.log, text, size, step=step, trace=trace)
+            return
+        for piece in events.pieces(text):
+            self._journal.append_text(self._run.log, piece, len(piece.encode()), step=step, trace=trace)
+
+    def _grow(self, text: str) -> int:
+        """Takes note of more output; its bytes."""
+        size = len(text) if text.isascii() else len(text.encode())
         self._run.answer_bytes += size
         self._is_reported_last = False
         if self._meter is not None:
             self._meter.add(text, size)
+        return size
 
     def _open_llm_request(self) -> RunEvent:
         self._llm_request = self._run.next_trace()

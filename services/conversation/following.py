@@ -53,6 +53,7 @@ class Followed:
     project_id: UUID
     thread_id: UUID
     message_id: UUID
+    ends_without: bool = False  # it is cancelled once no user's client follows it
 
 
 class Feed:
@@ -115,6 +116,12 @@ class Hub:
             batch = RunEventBatch(run_id=batch.run_id, thread_id=batch.thread_id, last_seq=batch.last_seq)
             payload = batch.SerializeToString()
         self._bus.post(thread_subject(run.project_id, run.thread_id), payload)
+
+    def nudge(self, project_id: UUID, thread_id: UUID, run_id: UUID, last_seq: int) -> None:
+        """Tells followers everywhere how far a run's log is: they read the rest."""
+        batch = RunEventBatch(run_id=str(run_id), thread_id=str(thread_id), last_seq=last_seq)
+        self.deliver(batch)
+        self._bus.post(thread_subject(project_id, thread_id), batch.SerializeToString())
 
     def deliver(self, batch: RunEventBatch) -> None:
         """Hands a batch to the followers of its run."""

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -24,9 +25,10 @@ from kit.db import OwnConnection, is_away
 from kit.tasks import spawn_essential, stop_task
 from kit.telemetry import UNEXPECTED_ERRORS, log
 from services.conversation import limits
-from services.conversation.domain import endings
-from services.conversation.domain.events import KIND_NUMBERS, kind_of, merge_adjacent, number
+from services.conversation.domain import endings, gathering
+from services.conversation.domain.events import KIND_NUMBERS, kind_of, number
 from services.conversation.domain.fold import RunState
+from services.conversation.domain.pending import Pending
 from services.conversation.store import log as event_log
 from services.conversation.store.log import Appended, EventRow, Statement
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
@@ -35,6 +37,8 @@ from threadloom.conversation.v1.run_pb2 import RunEventBatch
 COMMIT_SECONDS = Histogram("threadloom_journal_commit_seconds", "Time of one commit of the journal.", ["kind"])
 BATCH_EVENTS = Histogram("threadloom_journal_batch_events", "Events in one batch.", buckets=(1, 2, 4, 8, 16, 64, 256))
 LOST_RUNS = Counter("threadloom_runs_lost_total", "Runs that turned out to have another owner.")
+
+Found = TypeVar("Found")
 
 Publish = Callable[["RunLog", RunEventBatch], None]
 # Given the state the commit leads to, the statements that go with it.
@@ -61,9 +65,9 @@ class RunLog:
     on_lost: Callable[[], None]
     on_cancel: Callable[[], None]
     credits_per_usd: int = 0  # of its newest hold
-    pending: list[RunEvent] = field(default_factory=list)
-    pending_bytes: int = 0
-    sealed: int = 0  # so many of `pending` may be stored, their answer lost: they stay as they are cut
+    pending: Pending = field(default_factory=Pending)
+    has_shown: bool = False  # its first visible event was appended
+    is_urgent: bool = False  # something pending must not wait for company
     is_busy: bool = False  # its row was locked a moment ago
     is_lost: bool = False
     snapshot_seq: int = 0
@@ -90,6 +94,7 @@ class Journal:
         self._runs: dict[UUID, RunLog] = {}
         self._dirty: dict[UUID, RunLog] = {}
         self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()  # cuts a gather pause short
         self._task: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ runs
@@ -101,7 +106,6 @@ class Journal:
     def close(self, run: RunLog) -> None:
         """Lets a run go; what is pending is dropped."""
         run.pending.clear()
-        run.pending_bytes = 0
         run.drained.set()
         if self._dirty.get(run.run_id) is run:
             del self._dirty[run.run_id]
@@ -135,29 +139,46 @@ class Journal:
         """
         if run.is_lost:
             return
-        run.pending.append(event)
-        run.pending_bytes += event.ByteSize()
+        run.pending.add(event)
+        run.is_urgent = True
         self._dirty[run.run_id] = run
         if hold_seconds:
-            asyncio.get_running_loop().call_later(hold_seconds, self._wake.set)
+            asyncio.get_running_loop().call_later(hold_seconds, self._hurry_up)
         else:
-            self._wake.set()
+            self._hurry_up()
+
+    def append_text(self, run: RunLog, text: str, size: int, *, step: int = 0, trace: str = "") -> None:
+        """Puts text of a step, or of a thinking trace, behind what is pending. `size`: its bytes in UTF-8."""
+        if run.is_lost:
+            return
+        run.pending.add_text(text, size, step=step, trace=trace)
+        if not run.has_shown:
+            run.has_shown = run.is_urgent = True
+        self._dirty[run.run_id] = run
+        if run.is_urgent or gathering.is_full(len(self._dirty), run.pending.bytes):
+            self._hurry.set()
+        self._wake.set()
+
+    def _hurry_up(self) -> None:
+        self._hurry.set()
+        self._wake.set()
 
     async def make_room(self, run: RunLog) -> None:
         """Lets the lane catch up with a fast writer; waits while too much is pending."""
-        if run.pending_bytes > limits.YIELD_PENDING_BYTES:
+        if run.pending.bytes > limits.YIELD_PENDING_BYTES:
             await asyncio.sleep(0)
-        while run.pending_bytes > limits.STOP_PENDING_BYTES and not run.is_lost:
+        while run.pending.bytes > limits.STOP_PENDING_BYTES and not run.is_lost:
             run.drained.clear()
             await run.drained.wait()
 
     async def change_state(
         self, run: RunLog, events: Sequence[RunEvent] = (), statements: MakeStatements = lambda _: ()
-    ) -> None:
+    ) -> list[tuple[Any, ...]]:
         """Commits the run's pending events, then `events`, and the statements, as one transaction.
 
-        Waits for Postgres as long as it takes. Raises RunLostError when the run is not ours
-        any more; then nothing was stored.
+        Returns the rows the statements returned: none, when the answer to the commit was lost once.
+        Waits for Postgres as long as it takes. Raises RunLostError when the run is not ours any
+        more; then nothing was stored.
         """
         while run.is_committing:
             run.committed.clear()
@@ -171,21 +192,21 @@ class Journal:
             self._fold(run, taken)
             rows, made = _rows(run, taken), list(statements(run.state))
             with COMMIT_SECONDS.labels("state").time():
-                await self._insist(
+                returned = await self._insist(
                     run, lambda connection: event_log.change_state(connection, run.run_id, run.epoch, rows, made)
                 )
             self._show(run, taken)
+            return returned
         finally:
             self._done(run)
 
-    async def _insist(self, run: RunLog, work: Callable[[psycopg.AsyncConnection], Awaitable[None]]) -> None:
+    async def _insist(self, run: RunLog, work: Callable[[psycopg.AsyncConnection], Awaitable[Found]]) -> Found:
         """Does the work on a pooled connection, again while Postgres is away."""
         pause = limits.RECONNECT_PAUSE_SECONDS
         while True:
             try:
                 async with asyncio.timeout(limits.ANSWER_SECONDS), self._pool.connection() as connection:
-                    await work(connection)
-                return
+                    return await work(connection)
             except Exception as error:
                 if not is_away(error):
                     self._refused(run, error)
@@ -221,6 +242,7 @@ class Journal:
     async def _lane(self) -> None:
         while True:
             await self._wake.wait()
+            await self._pause()
             self._wake.clear()
             batch = self._gather()
             if not batch:
@@ -240,6 +262,15 @@ class Journal:
             if self._dirty:
                 self._wake.set()
 
+    async def _pause(self) -> None:
+        """Lets a batch gather under load. No run counts as committing meanwhile: a state change goes ahead."""
+        seconds = gathering.pause_seconds(len(self._runs))
+        if seconds and not self._hurry.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._hurry.wait()
+        self._hurry.clear()
+
     def _gather(self) -> list[_Entry]:
         """Takes what is pending, up to a batch. Runs with a commit in flight wait for the next one."""
         batch: list[_Entry] = []
@@ -250,22 +281,18 @@ class Journal:
             if run.is_committing or run.is_busy:
                 continue  # whoever commits it, or the end of its pause, wakes the lane
             run.is_committing = True
-            before = run.pending_bytes
+            before = run.pending.bytes
             batch.append(_Entry(run, self._take(run, limits.BATCH_BYTES), []))
-            size += before - run.pending_bytes
+            size += before - run.pending.bytes
         return batch
 
     def _take(self, run: RunLog, max_bytes: int | None = None) -> list[RunEvent]:
         """Takes what the run has pending, or about so many bytes of it; the rest stays for the next commit."""
-        count, size = len(run.pending), run.pending_bytes
-        if max_bytes is not None and size > max_bytes:
-            count, size = _first(run.pending, max_bytes)
-        taken, run.pending = run.pending[:count], run.pending[count:]
-        run.pending_bytes -= size
-        sealed, run.sealed = taken[: run.sealed], max(0, run.sealed - count)
+        taken = run.pending.take(max_bytes)
+        run.is_urgent = run.is_urgent and bool(run.pending)
         self._dirty.pop(run.run_id, None)
         run.drained.set()
-        return [*sealed, *merge_adjacent(taken[len(sealed) :])]
+        return taken
 
     def _done(self, run: RunLog) -> None:
         run.is_committing = False
@@ -338,9 +365,9 @@ class Journal:
 
     def _put_back(self, run: RunLog, events: list[RunEvent]) -> None:
         """The run's row was locked: the events wait for a later batch, cut as they are."""
-        run.pending[:0] = events
-        run.pending_bytes += sum(event.ByteSize() for event in events)
-        run.sealed, run.is_busy = len(events), True
+        run.pending.put_back(events)
+        run.is_busy = True
+        run.is_urgent = True  # it has waited enough
         asyncio.get_running_loop().call_later(limits.BUSY_PAUSE_SECONDS, self._end_pause, run)
 
     def _end_pause(self, run: RunLog) -> None:
@@ -350,6 +377,8 @@ class Journal:
     def _mark_dirty(self, run: RunLog) -> None:
         if run.pending and not run.is_lost and self._runs.get(run.run_id) is run:
             self._dirty[run.run_id] = run
+            if run.is_urgent or gathering.is_full(len(self._dirty), run.pending.bytes):
+                self._hurry.set()
             self._wake.set()
 
     def _show(self, run: RunLog, events: list[RunEvent]) -> None:
@@ -366,16 +395,6 @@ def batch_of(run: RunLog, events: Sequence[RunEvent]) -> RunEventBatch:
         events=events,
         last_seq=events[-1].seq,
     )
-
-
-def _first(events: list[RunEvent], max_bytes: int) -> tuple[int, int]:
-    """How many of the events, at least one, make up about so many bytes, and how many bytes they are."""
-    size = 0
-    for at, event in enumerate(events):
-        if size >= max_bytes:
-            return at, size
-        size += event.ByteSize()
-    return len(events), size
 
 
 def _rows(run: RunLog, events: list[RunEvent]) -> list[EventRow]:

@@ -35,6 +35,7 @@ class OwnedRun:
     stop: Stop | None = None
     traces: int = 0  # opened, pending ones included
     attempt: int = 1
+    switches: int = 0  # to fallback models, so far
     step: int = 0  # of the newest call that answered
     has_open_step: bool = False
     has_reply: bool = False
@@ -54,6 +55,12 @@ class OwnedRun:
     def seconds_left(self) -> float:
         """Seconds until the turn's limit, at least 0. A takeover does not reset it."""
         return max(0.0, self.turn_seconds - self.age)
+
+    @property
+    def next_model(self) -> str | None:
+        """The fallback model that comes next, if there is one."""
+        left = self.options.fallback_models[self.switches :]
+        return left[0] if left else None
 
     def next_trace(self) -> str:
         """The id for the next trace."""

@@ -7,6 +7,7 @@ ai_runs: one UPDATE over all runs deadlocks with appends.
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from uuid import UUID
 
 import psycopg
@@ -15,6 +16,7 @@ from prometheus_client import Counter
 
 from kit.bus import Bus
 from kit.db import OwnConnection, translated
+from kit.errors import ServiceError
 from kit.ids import new_id
 from kit.tasks import spawn_essential, stop_task
 from kit.telemetry import log
@@ -84,6 +86,18 @@ class Ownership:
             async with self._pool.connection() as connection:
                 return await owning.seize(connection, worker=self.worker_id, run=run, only_unowned=only_unowned)
 
+    async def claim_one(self, run: UUID) -> None:
+        """Takes on a run that waits for an owner. What goes wrong is left to the regular claims, of any process."""
+        if not self._may_claim or not self.holds_lease:
+            return
+        try:
+            claimed = await self.seize(run, only_unowned=True)
+        except ServiceError as error:
+            log.warning("run left to be claimed", run_id=str(run), error=error.reason)
+            return
+        if claimed is not None:
+            self.on_claimed(self._obeying(claimed))
+
     def wake_owner(self, worker: UUID, run: UUID) -> None:
         """Tells a run's owner to look at it now; without NATS it looks within 0.5 s anyway."""
         self._bus.post(worker_subject(worker), run.bytes)
@@ -94,7 +108,7 @@ class Ownership:
             try:
                 await self._renew()
                 await self._check_owned()
-                if self._may_claim and self._is_steady():
+                if self._may_claim and self._is_steady(limits.LEASE_SECONDS):
                     await self._claim()
             except (psycopg.Error, TimeoutError) as error:
                 self._steady_since = None
@@ -112,12 +126,12 @@ class Ownership:
         self._steady_since = self._steady_since or asked
         self._renewed.set()
 
-    def _is_steady(self) -> bool:
-        """One full lease of own renewals: after a database outage every lease looks expired."""
-        return self._steady_since is not None and time.monotonic() - self._steady_since > limits.LEASE_SECONDS
+    def _is_steady(self, seconds: float) -> bool:
+        """Whether every renewal worked for so long: after a database outage every lease looks expired."""
+        return self._steady_since is not None and time.monotonic() - self._steady_since > seconds
 
     async def _check_owned(self) -> None:
-        """Finds out what became of our runs elsewhere: taken over, deleted, or asked to cancel."""
+        """Finds out what became of our runs elsewhere: taken over, deleted, asked to cancel, or left by everybody."""
         runs = self._journal.owned_runs
         if not runs:
             return
@@ -126,10 +140,10 @@ class Ownership:
         for run in runs:
             if self._journal.owned(run.run_id) is not run or run.is_committing:
                 continue  # it ended meanwhile, or its own commit will tell
-            epoch, is_cancelled = found.get(run.run_id, (0, False))
-            if epoch != run.epoch:
+            row = found.get(run.run_id)
+            if row is None or row.epoch != run.epoch:
                 self._journal.lose(run)
-            elif is_cancelled:
+            elif row.is_cancelled or (row.is_left and self._is_steady_for_watching()):
                 run.on_cancel()
 
     async def _claim(self) -> None:
@@ -145,7 +159,14 @@ class Ownership:
         for run in claimed:
             TAKEOVERS.inc()
             log.warning("run claimed", run_id=str(run.id), epoch=run.epoch, takeovers=run.takeovers)
-            self.on_claimed(run)
+            self.on_claimed(self._obeying(run))
+
+    def _obeying(self, run: ClaimedRun) -> ClaimedRun:
+        """A run that everybody has left is not made for nobody, unless an outage kept its followers from saying so."""
+        return replace(run, is_cancelled=run.is_cancelled or (run.is_left and self._is_steady_for_watching()))
+
+    def _is_steady_for_watching(self) -> bool:
+        return self._is_steady(limits.WATCH_STEADY_SECONDS)
 
     def _cancel_asked(self, payload: bytes) -> None:
         if len(payload) == 16:

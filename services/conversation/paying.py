@@ -10,7 +10,7 @@ from uuid import UUID
 
 from kit.errors import ServiceError
 from services.conversation import billing
-from services.conversation.billing import Billing, Payer
+from services.conversation.billing import Billing, HoldRefused, Payer
 from services.conversation.calls import ModelCall, Stage
 from services.conversation.domain import tokens
 from services.conversation.domain.usage import Hold, priced
@@ -59,13 +59,18 @@ class Paying:
         with self._outbox.watch(project) as watch:
             try:
                 return await self._ask(call)
-            except ServiceError as error:
+            except HoldRefused as error:
                 if error.reason not in SHORT_OF_MONEY:
                     raise
                 # Calls of other turns that have ended may hold more than they cost, until billing hears of them.
                 if not await self._outbox.deliver(project) and not watch.has_received:
                     raise
-        return await self._ask(call)
+                is_sure = error.is_sure
+        try:
+            return await self._ask(call)
+        except HoldRefused as error:
+            error.is_sure &= is_sure
+            raise
 
     async def _ask(self, call: ModelCall) -> Hold:
         most, least = self._output.wish(self._run.options)

@@ -6,7 +6,7 @@ from uuid import UUID
 from grpc import aio
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from kit.callers import SYSTEM, Caller, Role, current_caller
+from kit.callers import SYSTEM, Caller, Role, current_caller, require_system
 from kit.db import transaction
 from kit.errors import ServiceError, invalid, not_found, unauthenticated
 from kit.ids import new_id, parse_id
@@ -36,7 +36,7 @@ class ProjectServicer(api_grpc.ProjectServiceServicer):
 
     async def CreateProject(self, request: api.CreateProjectRequest, context: Context) -> api.CreateProjectResponse:
         """Creates a project."""
-        _require_system()
+        require_system()
         slug = check_slug(request.slug)
         keys = {kind: f"tl_{kind}_{secrets.token_urlsafe(SECRET_BYTES)}" for kind in KEY_KINDS}
         async with transaction(self._engine, SYSTEM) as tx:
@@ -49,7 +49,7 @@ class ProjectServicer(api_grpc.ProjectServiceServicer):
 
     async def ResolveProject(self, request: api.ResolveProjectRequest, context: Context) -> api.ResolveProjectResponse:
         """Reads a project."""
-        _require_system()
+        require_system()
         row = await self._resolve(request)
         if row is None:
             raise not_found("project")
@@ -155,20 +155,13 @@ class ProjectServicer(api_grpc.ProjectServiceServicer):
         self, request: api.RedeemStreamTicketRequest, context: Context
     ) -> api.RedeemStreamTicketResponse:
         """Uses a ticket up."""
-        _require_system()
+        require_system()
         async with transaction(self._engine, SYSTEM) as tx:
             found = await projects.redeem_ticket(tx, request.ticket)
         if found is None:
             raise unauthenticated("This ticket is unknown, used or expired. Ask for a new one.")
         project, user, role = found
         return api.RedeemStreamTicketResponse(project_id=str(project), user_id=user, role=role)
-
-
-def _require_system() -> Caller:
-    who = current_caller.get()
-    if who.role is not Role.SYSTEM:
-        raise ServiceError("FORBIDDEN", "Only a service of ours may call this.")
-    return who
 
 
 def _project_of(named: str, what: str = "provider keys") -> tuple[Caller, UUID]:

@@ -63,6 +63,13 @@ class Runner:
         await asyncio.wait({task}, timeout=timeout)
         return True
 
+    def ask_to_cancel(self, run_id: UUID) -> bool:
+        """Cancels a run without waiting for its end; False when it is not owned here."""
+        run = self._runs.get(run_id)
+        if run is not None:
+            run.ask_to_stop(Stop.CANCELLED)
+        return run is not None
+
     async def drain(self, drain_seconds: float) -> None:
         """Lets owned runs finish; what is left then is handed over (durability.md 30)."""
         self.is_draining = True

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, MetaData, SmallInteger, Text, UniqueConstraint
 from sqlalchemy import text as sql
-from sqlalchemy.dialects.postgresql import BYTEA, JSONB, TIMESTAMP
+from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, JSONB, TIMESTAMP
 from sqlalchemy.dialects.postgresql import UUID as PG_UUID
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -80,6 +80,46 @@ class ProviderKey(Base):
     sealed: Mapped[bytes]
     key_id: Mapped[str]
     updated_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class Webhook(Base):
+    """An address of a project that is told of its events; its signing secret is sealed (kit/sealing.py)."""
+
+    __tablename__ = "webhooks"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("conversation.projects.id", ondelete="CASCADE"), index=True)
+    url: Mapped[str]
+    events: Mapped[list[str]] = mapped_column(ARRAY(Text))
+    enabled: Mapped[bool] = mapped_column(server_default=sql("true"))
+    disabled_reason: Mapped[str] = mapped_column(server_default="")
+    sealed: Mapped[bytes]
+    key_id: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    updated_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class WebhookDelivery(Base):
+    """One event for one webhook. `due_at` of a pending one: when it is tried, or its lease ends."""
+
+    __tablename__ = "webhook_deliveries"
+    __table_args__ = (
+        UniqueConstraint("webhook_id", "run_id", "type", name="webhook_deliveries_once"),
+        Index("webhook_deliveries_due", "webhook_id", "due_at", postgresql_where=sql("state = 'pending'")),
+        Index("webhook_deliveries_newest", "webhook_id", "created_at", "id"),
+        Index(None, "created_at"),
+    )
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    webhook_id: Mapped[UUID]
+    project_id: Mapped[UUID]
+    run_id: Mapped[UUID | None]
+    type: Mapped[str]
+    payload: Mapped[str]
+    state: Mapped[str] = mapped_column(server_default="pending")
+    attempts: Mapped[int] = mapped_column(server_default="0")
+    due_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    last_status: Mapped[int] = mapped_column(server_default="0")
+    last_error: Mapped[str] = mapped_column(server_default="")
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
 class Identity(Base):
@@ -230,6 +270,33 @@ class Run(Base):
     error: Mapped[bytes | None]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     finished_at: Mapped[datetime | None]
+    begun_at: Mapped[datetime | None]
+
+
+class QueuedRun(Base):
+    """What the start of a run that waits will write. The lowest ordinal of a thread is next."""
+
+    __tablename__ = "queued_runs"
+    __table_args__ = (UniqueConstraint("thread_id", "ordinal"),)
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("conversation.ai_runs.id", ondelete="CASCADE"), primary_key=True)
+    project_id: Mapped[UUID]
+    user_id: Mapped[str]
+    thread_id: Mapped[UUID]
+    ordinal: Mapped[int]
+    parts: Mapped[bytes]
+    text: Mapped[str]
+    title: Mapped[str]
+    is_kept: Mapped[bool]
+
+
+class RunWatch(Base):
+    """A run that is cancelled once no client has watched it for cancel_after_ms; watched, `until` moves on."""
+
+    __tablename__ = "run_watch"
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("conversation.ai_runs.id", ondelete="CASCADE"), primary_key=True)
+    project_id: Mapped[UUID]
+    cancel_after_ms: Mapped[int]
+    until: Mapped[datetime]
 
 
 class RunEvent(Base):

@@ -8,12 +8,14 @@ from psycopg.conninfo import make_conninfo
 
 from kit.bus import Bus
 from kit.db import request_engine
+from kit.outbound import Outbound
 from kit.serving import Server
 from kit.telemetry import log
 from services.conversation import limits
 from services.conversation.admission import Admission
 from services.conversation.answers import Answering
 from services.conversation.billing import Billing, senders
+from services.conversation.cancelling import Cancelling
 from services.conversation.domain import tokens
 from services.conversation.following import Hub
 from services.conversation.journal import Journal
@@ -22,15 +24,23 @@ from services.conversation.ownership import Ownership
 from services.conversation.projects_servicer import ProjectServicer
 from services.conversation.provider_keys import ProviderKeys
 from services.conversation.providers.openai_chat import OpenAIChat
+from services.conversation.relay_servicer import RelayServicer
 from services.conversation.runner import Runner
 from services.conversation.servicer import ConversationServicer
 from services.conversation.settings import Settings
 from services.conversation.snapshots import Snapshots
 from services.conversation.sweeper import Sweeper
+from services.conversation.watching import Watching
+from services.conversation.webhooks import Deliverer
+from services.conversation.webhooks_servicer import WebhookServicer
 from threadloom.conversation.v1.conversation_service_pb2 import DESCRIPTOR as CONVERSATION
 from threadloom.conversation.v1.conversation_service_pb2_grpc import add_ConversationServiceServicer_to_server
 from threadloom.conversation.v1.project_service_pb2 import DESCRIPTOR as PROJECTS
 from threadloom.conversation.v1.project_service_pb2_grpc import add_ProjectServiceServicer_to_server
+from threadloom.conversation.v1.relay_service_pb2 import DESCRIPTOR as RELAY
+from threadloom.conversation.v1.relay_service_pb2_grpc import add_RelayServiceServicer_to_server
+from threadloom.conversation.v1.webhook_service_pb2 import DESCRIPTOR as WEBHOOKS
+from threadloom.conversation.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
 
 # Durability.md 5 and 8. What is shown must be on disk; a frozen owner must not hold a lock.
 SESSION = (
@@ -84,6 +94,9 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         hub = Hub(pool, bus)
         hub.start()
         stack.push_async_callback(hub.stop)
+        watching = Watching(pool)
+        watching.start()
+        stack.push_async_callback(watching.stop)
         journal = Journal(dsn, pool, hub.publish)
         journal.start()
         stack.push_async_callback(journal.stop)
@@ -98,6 +111,11 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         outbox = Outbox(pool, senders(billing))
         outbox.start()
         stack.push_async_callback(outbox.stop)
+        outbound = Outbound(settings.allowed_hosts)
+        stack.push_async_callback(outbound.close)
+        deliverer = Deliverer(pool, outbound, settings.secret_keys)
+        deliverer.start()
+        stack.push_async_callback(deliverer.stop)
         runner = Runner(
             Answering(
                 pool=pool,
@@ -119,13 +137,17 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         sweeper.start()
         stack.push_async_callback(sweeper.stop)
 
-        admission = Admission(engine, runner, ownership, settings.model)
-        names = [*CONVERSATION.services_by_name.values(), *PROJECTS.services_by_name.values()]
-        server = Server(settings.credential, [service.full_name for service in names])
-        conversation = ConversationServicer(engine, admission, hub, runner, ownership)
+        cancelling = Cancelling(engine, pool, hub, runner, ownership)
+        admission = Admission(engine, runner, ownership, cancelling, settings.model)
+        files = (CONVERSATION, PROJECTS, RELAY, WEBHOOKS)
+        names = [service.full_name for file in files for service in file.services_by_name.values()]
+        server = Server(settings.credential, names)
+        conversation = ConversationServicer(engine, admission, cancelling, hub, watching, runner, ownership)
         add_ConversationServiceServicer_to_server(conversation, server.grpc)
+        add_RelayServiceServicer_to_server(RelayServicer(conversation), server.grpc)
         projects = ProjectServicer(engine, settings.secret_keys, settings.allowed_hosts)
         add_ProjectServiceServicer_to_server(projects, server.grpc)
+        add_WebhookServiceServicer_to_server(WebhookServicer(engine, settings.secret_keys, outbound), server.grpc)
         await reading  # or the first run would wait for it
         port = await server.start(settings.listen)
         log.info("ready", port=port, worker_id=str(ownership.worker_id))

@@ -1,8 +1,8 @@
 """The RPCs of ConversationService: check, call, translate. No rules, no SQL."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import sha256
 from uuid import UUID
 
@@ -16,7 +16,8 @@ from kit.db import transaction
 from kit.errors import ServiceError, invalid, not_found, thread_not_found, unavailable
 from kit.ids import new_id, parse_id
 from services.conversation import limits, translate
-from services.conversation.admission import Admission, check_known
+from services.conversation.admission import Admission, check_known, followed
+from services.conversation.cancelling import CANCEL_SECONDS, Cancelling
 from services.conversation.domain import checks
 from services.conversation.following import Followed, Hub, cursor_expired
 from services.conversation.ownership import Ownership
@@ -24,17 +25,14 @@ from services.conversation.runner import Runner
 from services.conversation.store import messages, runs, starts, threads
 from services.conversation.store.runs import RunRow
 from services.conversation.store.starts import RequestKey
+from services.conversation.watching import Watching
 from threadloom.conversation.v1 import conversation_service_pb2 as api
 from threadloom.conversation.v1 import conversation_service_pb2_grpc as api_grpc
 from threadloom.conversation.v1.message_pb2 import Message
-from threadloom.conversation.v1.run_pb2 import Trace
+from threadloom.conversation.v1.run_pb2 import RunEventBatch, Trace
 from threadloom.conversation.v1.thread_pb2 import Thread
 
 Context = aio.ServicerContext[object, object]
-
-# How long a cancel waits for the run to end, so that a new run may start at once.
-CANCEL_SECONDS = 3.0
-CANCEL_POLL_SECONDS = 0.05
 
 
 def caller() -> Caller:
@@ -57,9 +55,17 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
     """See conversation_service.proto."""
 
     def __init__(
-        self, engine: AsyncEngine, admission: Admission, hub: Hub, runner: Runner, ownership: Ownership
+        self,
+        engine: AsyncEngine,
+        admission: Admission,
+        cancelling: Cancelling,
+        hub: Hub,
+        watching: Watching,
+        runner: Runner,
+        ownership: Ownership,
     ) -> None:
-        self._engine, self._admission, self._hub = engine, admission, hub
+        self._watching = watching
+        self._engine, self._admission, self._cancelling, self._hub = engine, admission, cancelling, hub
         self._runner, self._ownership = runner, ownership
 
     # ------------------------------------------------------------------ threads
@@ -156,6 +162,7 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
                 active = await threads.delete_idle_thread(tx, id)
             if active is None:
                 return api.DeleteThreadResponse()
+            await self._cancelling.clear_queue(who, id)
             if not await self._runner.cancel(active, CANCEL_SECONDS):
                 # Whoever owns it loses it now, also a process that is frozen.
                 claimed = await self._ownership.seize(active, only_unowned=False)
@@ -214,45 +221,51 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
 
     async def Run(self, request: api.RunRequest, context: Context) -> AsyncIterator[api.RunResponse]:
         """Starts a run and follows it."""
-        admitted = await self._admission.start(caller(), thread_id_of(request.thread_id), request)
-        async for batch in self._hub.follow(admitted.run, 0, admitted.first):
+        async for batch in self.start(request):
             yield api.RunResponse(batch=batch)
+
+    async def StartRun(self, request: api.StartRunRequest, context: Context) -> api.StartRunResponse:
+        """Starts a run."""
+        admitted = await self._admission.start(caller(), thread_id_of(request.run.thread_id), request.run)
+        row = await self._find_run("", str(admitted.run.run_id))
+        return api.StartRunResponse(run=translate.run(row))
 
     async def Follow(self, request: api.FollowRequest, context: Context) -> AsyncIterator[api.FollowResponse]:
         """Follows a run."""
+        async for batch in self.follow(request):
+            yield api.FollowResponse(batch=batch)
+
+    async def start(self, request: api.RunRequest) -> AsyncIterator[RunEventBatch]:
+        """Starts a run for the current caller; what Run and a relay tell of it."""
+        who = caller()
+        admitted = await self._admission.start(who, thread_id_of(request.thread_id), request)
+        with self._counted(who, admitted.run):
+            async for batch in self._hub.follow(admitted.run, 0, admitted.first):
+                yield batch
+
+    async def follow(self, request: api.FollowRequest) -> AsyncIterator[RunEventBatch]:
+        """What Follow and a relay tell the current caller of a run."""
         row = await self._find_run(request.thread_id, request.run_id)
         after = _checked_after(row, request.after_seq)
-        run = Followed(row.id, row.project_id, row.thread_id, row.reply_message_id)
-        async for batch in self._hub.follow(run, after):
-            yield api.FollowResponse(batch=batch)
+        run = followed(row)
+        with self._counted(caller(), run):
+            async for batch in self._hub.follow(run, after):
+                yield batch
+
+    def _counted(self, who: Caller, run: Followed) -> AbstractContextManager[None]:
+        """Counts a follower who keeps the run going; a project's own services do not."""
+        counts = run.ends_without and who.role is Role.USER
+        return self._watching.follower(run.run_id) if counts else nullcontext()
 
     async def CancelRun(self, request: api.CancelRunRequest, context: Context) -> api.CancelRunResponse:
         """Cancels a run and waits, within bounds, for its end."""
         who = caller()
+        if request.include_queued and request.run_id:
+            raise invalid("include_queued", "include_queued cancels all runs of a thread: leave run_id out.")
         row = await self._find_run(request.thread_id, request.run_id)
-        if row.status == "running":
-            async with transaction(self._engine, who) as tx:
-                await runs.request_cancel(tx, row.id)
-            row = await self._await_cancelled(who, row)
-        return api.CancelRunResponse(run=translate.run(row))
-
-    async def _await_cancelled(self, who: Caller, row: RunRow) -> RunRow:
-        deadline = time.monotonic() + CANCEL_SECONDS
-        while row.status == "running" and time.monotonic() < deadline:
-            if not await self._runner.cancel(row.id, CANCEL_SECONDS):
-                if row.worker_id is not None:
-                    self._ownership.wake_owner(row.worker_id, row.id)
-                claimed = await self._ownership.seize(row.id, only_unowned=True)
-                if claimed is not None:
-                    self._runner.take_over(claimed)
-                    continue
-                await asyncio.sleep(CANCEL_POLL_SECONDS)
-            async with transaction(self._engine, who) as tx:
-                now = await runs.get_run(tx, row.id)
-            if now is None:
-                raise not_found("run")
-            row = now
-        return row
+        if request.include_queued:
+            await self._cancelling.clear_queue(who, row.thread_id)
+        return api.CancelRunResponse(run=translate.run(await self._cancelling.cancel(who, row)))
 
     async def GetRun(self, request: api.GetRunRequest, context: Context) -> api.GetRunResponse:
         """Reads a run."""
@@ -322,7 +335,7 @@ def _checked_after(row: RunRow, after: int) -> int:
     """Where following begins; a cursor at the end of a finished run gets its terminal event again."""
     if after < 0:
         raise invalid("after_seq", "after_seq must not be negative.")
-    if row.status == "running":
+    if row.status in ("running", "queued"):
         if after > row.last_seq:
             raise invalid("after_seq", "This run has not come that far.")
         return after

@@ -8,7 +8,7 @@ import psycopg_pool
 from kit.sealing import KeyRing
 from kit.tasks import spawn_essential, stop_task
 from kit.telemetry import log
-from services.conversation import limits
+from services.conversation import limits, webhooks
 from services.conversation.provider_keys import seal_again
 from services.conversation.store import log as event_log
 
@@ -23,6 +23,12 @@ SWEEPS: tuple[tuple[str, dict[str, float]], ...] = (
         "DELETE FROM conversation.workers w WHERE lease_until < clock_timestamp() - make_interval(secs => %(s)s)"
         " AND NOT EXISTS (SELECT FROM conversation.ai_runs r WHERE r.worker_id = w.id AND r.status = 'running')",
         {"s": limits.DEAD_WORKERS_KEPT_SECONDS},
+    ),
+    (
+        "DELETE FROM conversation.webhook_deliveries d WHERE created_at < clock_timestamp() - make_interval("
+        "secs => CASE WHEN state = 'delivered' THEN %(delivered)s ELSE %(kept)s END)"
+        " OR NOT EXISTS (SELECT FROM conversation.webhooks w WHERE w.id = d.webhook_id)",
+        {"delivered": limits.WEBHOOK_DELIVERED_KEPT_SECONDS, "kept": limits.WEBHOOK_KEPT_SECONDS},
     ),
 )
 
@@ -56,6 +62,7 @@ class Sweeper:
                     connection, seconds=self._seconds, max_bytes=self._bytes, limit=limits.SWEEP_RUNS
                 )
             await seal_again(connection, self._ring, limits.SWEEP_PROVIDER_KEYS)
+            await webhooks.seal_again(connection, self._ring, limits.SWEEP_WEBHOOKS)
 
     async def _sweep_for_ever(self) -> None:
         while True:

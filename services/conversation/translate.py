@@ -24,6 +24,7 @@ MESSAGE_STATUSES = {
     "cancelled": MessageStatus.MESSAGE_STATUS_CANCELLED,
 }
 RUN_STATUSES = {
+    "queued": RunStatus.RUN_STATUS_QUEUED,
     "running": RunStatus.RUN_STATUS_RUNNING,
     "succeeded": RunStatus.RUN_STATUS_SUCCEEDED,
     "failed": RunStatus.RUN_STATUS_FAILED,
@@ -42,6 +43,7 @@ def thread(row: ThreadRow) -> Thread:
         create_time=timestamp(row.created_at),
         update_time=timestamp(row.updated_at),
         active_run_id=str(row.active_run_id or ""),
+        queued_runs=row.queued_runs,
         usage=_usage(row),
     )
 

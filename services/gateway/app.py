@@ -30,6 +30,7 @@ from services.gateway.routes import (
     system,
     terms,
     usage,
+    webhooks,
 )
 from services.gateway.routes.operations import OpenOperation, Operation
 from services.gateway.settings import LOCALHOST, Settings
@@ -48,6 +49,7 @@ OPERATIONS: tuple[Operation | OpenOperation, ...] = (
     *terms.OPERATIONS,
     *ledger.OPERATIONS,
     *provider_keys.OPERATIONS,
+    *webhooks.OPERATIONS,
     *identity.OPERATIONS,
     *system.OPERATIONS,
 )

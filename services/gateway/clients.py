@@ -10,11 +10,15 @@ from services.gateway.limits import CALL_SECONDS
 from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceStub
 from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceStub
+from threadloom.conversation.v1.relay_service_pb2_grpc import RelayServiceStub
+from threadloom.conversation.v1.webhook_service_pb2_grpc import WebhookServiceStub
 
 if TYPE_CHECKING:  # these classes exist in the stubs' types only
     from threadloom.billing.v1.billing_service_pb2_grpc import BillingServiceAsyncStub
     from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceAsyncStub
     from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceAsyncStub
+    from threadloom.conversation.v1.relay_service_pb2_grpc import RelayServiceAsyncStub
+    from threadloom.conversation.v1.webhook_service_pb2_grpc import WebhookServiceAsyncStub
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class ConversationStubs:
     replica: Replica
     conversations: "ConversationServiceAsyncStub"
     projects: "ProjectServiceAsyncStub"
+    relay: "RelayServiceAsyncStub"
+    webhooks: "WebhookServiceAsyncStub"
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,14 @@ class Clients:
 
 
 def _conversation_stubs(replica: Replica) -> ConversationStubs:
-    return ConversationStubs(replica, ConversationServiceStub(replica.channel), ProjectServiceStub(replica.channel))
+    channel = replica.channel
+    return ConversationStubs(
+        replica,
+        ConversationServiceStub(channel),
+        ProjectServiceStub(channel),
+        RelayServiceStub(channel),
+        WebhookServiceStub(channel),
+    )
 
 
 def _billing_stubs(replica: Replica) -> BillingStubs:

@@ -13,6 +13,7 @@ from services.gateway.following import Follower, Target
 from services.gateway.incoming import Incoming
 from services.gateway.jwks import JwksCache
 from services.gateway.limits import CALL_SECONDS, READY_CALL_SECONDS, READY_SECONDS, Patience
+from services.gateway.relays import Relays
 from services.gateway.streaming import ActiveRunStream, EventStream
 from services.gateway.transfers import Streams
 from services.gateway.wire.conversations import ConversationsEncoder
@@ -32,7 +33,7 @@ class Context:
         self.document = document
         self.is_draining = False
         self.patience = patience
-        self._clients = clients
+        self._clients, self._relays = clients, Relays(clients.conversation)
         self._ready_until, self._ready = 0.0, False
 
     async def call(
@@ -59,7 +60,7 @@ class Context:
         """The response that follows a run."""
         kind = EventStream if target.run or target.run_id else ActiveRunStream
         return kind(
-            Follower(self._clients.conversation, target, self.patience),
+            Follower(self._relays, target, self.patience),
             ConversationsEncoder,
             self.streams,
             self.patience,

@@ -8,24 +8,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from grpc import aio
-from grpc_status import rpc_status
 from prometheus_client import Counter
 
 from kit.callers import Caller
-from kit.channels import to_service_error
-from kit.clients import Service
 from kit.errors import ServiceError, unavailable
-from kit.telemetry import log
 from services.gateway.clients import ConversationStubs
 from services.gateway.limits import RETRY_FIRST_SECONDS, RETRY_LAST_SECONDS, Patience
+from services.gateway.relays import Follow, FollowLost, Relays
 from services.gateway.wire.frames import is_terminal
-from threadloom.conversation.v1.conversation_service_pb2 import (
-    FollowRequest,
-    FollowResponse,
-    RunRequest,
-    RunResponse,
-)
+from threadloom.conversation.v1.conversation_service_pb2 import FollowRequest, RunRequest
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 from threadloom.conversation.v1.run_pb2 import RunEventBatch
 
@@ -33,8 +24,6 @@ FAILOVERS = Counter("threadloom_gateway_failovers_total", "Times a stream went o
 
 # Answers of the service after which asking again, or elsewhere, can help.
 PASSING = frozenset(("UNAVAILABLE", "INTERNAL"))
-
-Call = aio.UnaryStreamCall[RunRequest, RunResponse] | aio.UnaryStreamCall[FollowRequest, FollowResponse]
 
 
 class Unreachable(Exception):
@@ -60,19 +49,19 @@ class Target:
 class Follower:
     """Reads one run to its terminal event. Not for use by two tasks."""
 
-    def __init__(self, conversation: Service[ConversationStubs], target: Target, patience: Patience) -> None:
+    def __init__(self, relays: Relays, target: Target, patience: Patience) -> None:
         self.run_id = target.run_id
         self.message_id = ""
         self.is_done = False
         self.on_stall: Callable[[], object] = lambda: None
-        self._conversation, self._target, self._patience = conversation, target, patience
+        self._relays, self._target, self._patience = relays, target, patience
         self._last_seq = target.after_seq
         self._promised_seq = 0  # what the previous heartbeat said is committed
         self.has_answered = False  # whether a replica has told anything yet
         self._refusals = 0
         self._attempts = 0  # since the last progress
         self._stubs: ConversationStubs | None = None
-        self._call: Call | None = None
+        self._follow: Follow | None = None
         self._loop = asyncio.get_running_loop()
         self._progress_at = self._idle_since = self._loop.time()
         self._reading_since: float | None = None
@@ -84,29 +73,27 @@ class Follower:
         Raises ServiceError when the service refuses, Unreachable when no replica
         answers within the patience. Returns at the latest when a silence is over.
         """
-        if self._call is None:
+        if self._follow is None:
             await self._pause()
-            self._call = self._open()
+            self._follow = self._open()
         try:
-            answer = await self._read(self._call)
-        except aio.AioRpcError as error:
-            return self._failed(error)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return self._leave("silent")  # _watch cancelled the call, not this task
-        if answer is None:
+            batch = await self._read(self._follow)
+        except ServiceError as refusal:
+            return self._refused(refusal)
+        except FollowLost as lost:
+            # A reader that was too slow is no fault of the replica's.
+            return self._leave(lost.why, is_suspect=lost.why != "slow")
+        if batch is None:
             return self._leave("ended")  # a clean end without a terminal event: a replica that shuts down
-        return self._accept(answer.batch)
+        return self._accept(batch)
 
     def close(self) -> None:
-        """Ends the call, if one is open. The run goes on."""
+        """Ends the follow, if one is open. The run goes on."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
+        if self._follow is not None:
+            self._follow.cancel()
+            self._follow = None
 
     async def _pause(self) -> None:
         """Waits before asking again: not at first, then longer each time."""
@@ -114,29 +101,27 @@ class Follower:
         if self._attempts > 2:
             await asyncio.sleep(min(RETRY_FIRST_SECONDS * 2 ** (self._attempts - 3), RETRY_LAST_SECONDS))
 
-    def _open(self) -> Call:
+    def _open(self) -> Follow:
         """Asks a replica, not the one just left when there is another."""
-        candidates = [stubs for stubs in self._conversation.in_order() if stubs is not self._stubs]
+        candidates = [stubs for stubs in self._relays.conversation.in_order() if stubs is not self._stubs]
         self._stubs = candidates[0] if candidates else self._stubs
         assert self._stubs is not None
-        target = self._target
-        metadata = self._conversation.metadata(target.caller, target.request_id)
+        target, relay = self._target, self._relays.to(self._stubs)
         if target.run is not None and not self.run_id:
-            return self._stubs.conversations.Run(target.run, metadata=metadata)
-        request = FollowRequest(thread_id=target.thread_id, run_id=self.run_id, after_seq=self._last_seq)
-        return self._stubs.conversations.Follow(request, metadata=metadata)
+            return relay.start(target.caller, target.request_id, target.run)
+        asked = FollowRequest(thread_id=target.thread_id, run_id=self.run_id, after_seq=self._last_seq)
+        return relay.follow(target.caller, target.request_id, asked)
 
-    async def _read(self, call: Call) -> RunResponse | FollowResponse | None:
-        """The next message, None at the end of the call."""
+    async def _read(self, follow: Follow) -> RunEventBatch | None:
+        """The next batch, None at the end of the follow."""
         self._reading_since = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(self._silence, self._watch)
         try:
-            answer = await call.read()
+            return await follow.read()
         finally:
             self._idle_since = self._loop.time()
             self._reading_since = None
-        return answer if isinstance(answer, RunResponse | FollowResponse) else None
 
     @property
     def _silence(self) -> float:
@@ -144,15 +129,15 @@ class Follower:
         return self._patience.start_silence if is_start else self._patience.silence
 
     def _watch(self) -> None:
-        """Ends a silent call, or tells of a reader that no longer reads.
+        """Ends a silent follow, or tells of a reader that no longer reads.
 
         One lazy timer a stream: it comes again when the time could be up, so a
         message costs no timer.
         """
         now, silence = self._loop.time(), self._silence
         since = now if self._reading_since is None else self._reading_since
-        if now - since >= silence and self._call is not None:
-            self._call.cancel()
+        if now - since >= silence and self._follow is not None:
+            self._follow.cancel("silent")
             since = now
         elif self._reading_since is None and now - self._idle_since >= self._patience.reader_stall:
             self.on_stall()
@@ -204,26 +189,22 @@ class Follower:
         self._progress_at = self._loop.time()
         self._attempts = self._refusals = 0
 
-    def _failed(self, error: aio.AioRpcError) -> Sequence[RunEvent]:
+    def _refused(self, refusal: ServiceError) -> Sequence[RunEvent]:
         """Raises what cannot be helped by asking elsewhere; else leaves the replica."""
-        if rpc_status.from_call(error) is None:
-            log.info("replica lost", code=error.code().name, run_id=self.run_id)
-            return self._leave("broken")
-        refusal = to_service_error(error)
         if refusal.reason not in PASSING:
             raise refusal
         self._refusals += 1
         # Before anything was heard every replica is asked once; a reader in mid-stream has more patience.
-        if not self.has_answered and (self._refusals >= len(self._conversation) or refusal.reason == "INTERNAL"):
+        if not self.has_answered and (self._refusals >= len(self._relays.conversation) or refusal.reason == "INTERNAL"):
             raise refusal
         return self._leave("refused", is_suspect=False)
 
     def _leave(self, why: str, is_suspect: bool = True) -> Sequence[RunEvent]:
-        """Drops the call; the next one goes elsewhere. Raises Unreachable when patience is over."""
+        """Drops the follow; the next one goes elsewhere. Raises Unreachable when patience is over."""
         FAILOVERS.labels(why).inc()
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
+        if self._follow is not None:
+            self._follow.cancel()
+            self._follow = None
         if is_suspect and self._stubs is not None:
             self._stubs.replica.suspect()
         if self._loop.time() - self._progress_at >= self._patience.unreachable:

@@ -26,10 +26,7 @@ from services.gateway.problems import HttpError
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 # Options of features that are still to come: the refusal says so instead of calling them unknown.
-COMING = frozenset(
-    ("media", "background", "on_disconnect", "skill", "tools", "memory", "collections", "fallback_models", "preset_id")
-)
-COMING_VALUES = frozenset(("enqueue", "interrupt"))
+COMING = frozenset(("media", "skill", "tools", "memory", "collections", "preset_id"))
 
 PRINTABLE = re.compile(r"[\x20-\x7e]+")
 WHOLE_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -170,8 +167,6 @@ def _misfit(text: str) -> ServiceError:
     found = WRONG_VALUE.fullmatch(text)
     assert found is not None  # every part of the expression may be anything
     field, what = found["path"] or "body", found["what"][:REPEATED_CHARS]
-    if field == "if_running" and any(f"'{value}'" in what for value in COMING_VALUES):
-        return invalid(field, "if_running can only be 'reject'; queueing and interrupting are not available yet.")
     if field.endswith("_usd") and NUMBER_FOR_TEXT.fullmatch(what):
         return invalid(field, f'{field} must be a string such as "0.15": JSON numbers are floats, which are not exact.')
     return invalid(field, f"{field}: {what}.")

@@ -52,6 +52,8 @@ JWKS_URLS = 2_000
 
 # One try of a unary call. Reads take milliseconds; a frozen replica must not hold a user for long.
 CALL_SECONDS = 5.0
+# A start is several transactions on a database that may be slow, and a retry finds what it made.
+START_CALL_SECONDS = 10.0
 # A cancel waits up to 3 s for the run's end, a delete may have to do that twice.
 ENDING_CALL_SECONDS = 10.0
 # The probe behind /readyz, and how long its answer is good: probes come about once a second.
@@ -67,6 +69,13 @@ IDEMPOTENCY_KEY_CHARS = 255
 REQUEST_ID_CHARS = 128
 # A path in the access log is cut here.
 LOGGED_PATH_CHARS = 256
+
+# A relay takes no new follows after this long, and ends with its last one: the server ends connections after 600 s,
+# with a grace of 300 s, and a turn takes 120 s.
+RELAY_SECONDS = 480.0
+# What may wait for one reader; a slower one reads from the log again. A burst's merged batches fit many times.
+BUFFER_BATCHES = 256
+BUFFER_BYTES = 1024 * 1024
 
 # Pause before following elsewhere: nothing at first, then doubling from the first to the last.
 RETRY_FIRST_SECONDS = 0.05

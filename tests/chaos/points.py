@@ -39,6 +39,8 @@ FIRST_DELTA = Point("before the first delta")
 MID_TEXT = Point("in mid-text", "run_events", f"NEW.kind = {TEXT_DELTA} AND NEW.seq > {SOME_TEXT_SEQ}")
 LAST_DELTA = Point("after the last delta", "run_events", f"NEW.kind = {RUN_FINISHED}")
 FINISH = Point("before the finish", "ai_runs", "NEW.status <> 'running'", "UPDATE", at_commit=True)
+# The run before has ended, and its end started the next one; nobody owns that yet.
+CLAIM = Point("before the next claim", "ai_runs", "OLD.worker_id IS NULL AND NEW.worker_id IS NOT NULL", "UPDATE")
 
 POINTS = (START, REQUEST, FIRST_DELTA, MID_TEXT, LAST_DELTA, FINISH)
 

@@ -74,7 +74,10 @@ class Record:
 
     def check_at_rest(self) -> None:
         """Nothing runs, streams or is on its way to the provider any more, and no log has a gap."""
-        assert self.rows("SELECT id, worker_id, epoch FROM conversation.ai_runs WHERE status = 'running'") == []
+        assert (
+            self.rows("SELECT id, worker_id, epoch FROM conversation.ai_runs WHERE status IN ('running', 'queued')")
+            == []
+        )
         assert self.rows("SELECT id FROM conversation.ai_messages WHERE status = 'streaming'") == []
         assert self.rows("SELECT id, run_id FROM conversation.api_calls WHERE status IN ('started', 'sent')") == []
         gaps = self.rows(

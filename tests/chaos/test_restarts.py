@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from deploy.local.nats import Nats
+from services.conversation import limits
 from tests.chaos.direct import direct
 from tests.chaos.figures import FIGURES
 from tests.chaos.record import check_answer
@@ -143,3 +144,29 @@ async def test_a_follower_elsewhere_gets_the_exact_text_without_nats(stack: Stac
         stack.nats.start()
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert "".join(event.text_delta.text for event in events) == answer.text
+
+
+async def test_a_watched_run_outlives_an_outage_longer_than_its_watch(slow: Servers) -> None:
+    """Nobody could say that it is followed; the owner gives everybody the time to say it again (durability.md 20)."""
+    stack, postgres, _ = slow
+    await stack.whole()
+    answer = Answer()
+    async with stack.client() as client:
+        conversation = await client.create_conversation()
+
+        async def read() -> None:
+            option = {"cancel_after_s": 1}
+            async with client.post(conversation, "[fake chunks=1500 delay=20]", on_disconnect=option) as frames:
+                async for frame in frames:
+                    answer.add(frame)
+
+        reading = asyncio.create_task(read())
+        await until(lambda: answer.text)
+        postgres.stop()
+        await asyncio.sleep(1.0 + limits.WATCH_LEASE_SECONDS + 1.0)  # all that was said has run out
+        postgres.start()
+        await asyncio.wait({reading}, timeout=2 * END_SECONDS)
+        assert reading.done(), "the answer hangs"
+        await reading
+    assert answer.end is not None
+    assert (answer.end.event, answer.end.data["finish_reason"]) == ("done", "stop")

@@ -3,11 +3,13 @@
 import math
 import re
 
+from google.protobuf.duration_pb2 import Duration
+
 from kit.errors import ServiceError, invalid
 from kit.ids import is_model_slug
 from services.conversation import limits
 from threadloom.conversation.v1.message_pb2 import ContentPart
-from threadloom.conversation.v1.run_pb2 import RunOptions
+from threadloom.conversation.v1.run_pb2 import IfRunning, RunOptions
 
 # C0 without tab, line feed and carriage return, DEL and C1: Postgres cannot store the first
 # of them and no message of a human needs the rest.
@@ -68,6 +70,10 @@ def check_options(options: RunOptions) -> None:
     check_model("model", options.model)
     check_text("system", options.system, limits.TEXT_CHARS)
     check_word("reasoning_effort", options.reasoning_effort, limits.EFFORT_CHARS)
+    _check_fallbacks(options)
+    _check_if_running(options)
+    if options.HasField("cancel_after_disconnect"):
+        _check_cancel_after(options.cancel_after_disconnect)
     if options.HasField("temperature"):
         value = options.temperature
         if not math.isfinite(value) or not 0 <= value <= 2:
@@ -78,6 +84,31 @@ def check_options(options: RunOptions) -> None:
         most = options.max_output_tokens if options.HasField("max_output_tokens") else limits.OUTPUT_TOKENS_MAX
         if not 1 <= options.min_output_tokens <= most:
             raise invalid("min_output_tokens", f"min_output_tokens must be 1 to {most:,}, max_output_tokens at most.")
+
+
+def _check_fallbacks(options: RunOptions) -> None:
+    models = list(options.fallback_models)
+    if len(models) > limits.FALLBACK_MODELS:
+        raise invalid("fallback_models", f"fallback_models may name {limits.FALLBACK_MODELS} models at most.")
+    for model in models:
+        if not check_model("fallback_models", model):
+            raise invalid("fallback_models", "fallback_models must not hold an empty name.")
+    if len({options.model, *models}) <= len(models):
+        raise invalid("fallback_models", "fallback_models must name each model once, and not the model itself.")
+
+
+def _check_if_running(options: RunOptions) -> None:
+    if options.if_running not in IfRunning.values():
+        raise invalid("if_running", "if_running must be reject, enqueue or interrupt.")
+
+
+def _check_cancel_after(value: Duration) -> None:
+    least, most = limits.CANCEL_AFTER_SECONDS_MIN, limits.CANCEL_AFTER_SECONDS_MAX
+    is_whole = value.nanos % 1_000_000 == 0
+    if not is_whole or not least * 1000 <= value.seconds * 1000 + value.nanos // 1_000_000 <= most * 1000:
+        raise invalid(
+            "on_disconnect", f"on_disconnect must cancel after {least:g} to {most:g} seconds, in whole milliseconds."
+        )
 
 
 def check_slug(slug: str) -> str:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from services.conversation.limits import EVENT_TEXT_CHARS
 from threadloom.conversation.v1.message_pb2 import Usage
 from threadloom.conversation.v1.run_event_pb2 import (
+    ModelSwitchTrace,
     ReplyStarted,
     RetryTrace,
     RunEvent,
@@ -93,28 +94,14 @@ def retry_trace(trace: str, step: int, retry: RetryTrace) -> list[RunEvent]:
     return [RunEvent(trace_started=TraceStarted(trace_id=trace, step=step, retry=retry)), trace_ended(trace)]
 
 
+def model_switch_trace(trace: str, step: int, switch: ModelSwitchTrace) -> list[RunEvent]:
+    """A change of model, opened and closed at once."""
+    return [RunEvent(trace_started=TraceStarted(trace_id=trace, step=step, model_switch=switch)), trace_ended(trace)]
+
+
 def pieces(text: str) -> Iterable[str]:
     """The text, cut so that each piece fits an event."""
     return (text[at : at + EVENT_TEXT_CHARS] for at in range(0, len(text), EVENT_TEXT_CHARS))
-
-
-def merge_adjacent(events: Iterable[RunEvent]) -> list[RunEvent]:
-    """The same events with neighbouring deltas of one part made one, as large as an event may be.
-
-    Never merges across another event, so the order of parts is kept. May change the
-    events it is given.
-    """
-    merged: list[RunEvent] = []
-    texts: list[str] = []
-    for event in events:
-        if merged and _same_part(merged[-1], event) and _text_size(texts) + len(_text(event)) <= EVENT_TEXT_CHARS:
-            texts.append(_text(event))
-            continue
-        _close(merged, texts)
-        merged.append(event)
-        texts = [_text(event)]
-    _close(merged, texts)
-    return merged
 
 
 def number(events: Iterable[RunEvent], first_seq: int) -> None:
@@ -123,40 +110,6 @@ def number(events: Iterable[RunEvent], first_seq: int) -> None:
     for seq, event in enumerate(events, first_seq):
         event.seq = seq
         event.time.FromDatetime(now)
-
-
-def _same_part(first: RunEvent, second: RunEvent) -> bool:
-    kind = first.WhichOneof("kind")
-    if kind != second.WhichOneof("kind"):
-        return False
-    if kind == "text_delta":
-        return first.text_delta.step == second.text_delta.step
-    return (
-        kind == "trace_delta"
-        and first.trace_delta.trace_id == second.trace_delta.trace_id
-        and first.trace_delta.WhichOneof("payload") == second.trace_delta.WhichOneof("payload") == "text"
-    )
-
-
-def _text(event: RunEvent) -> str:
-    kind = event.WhichOneof("kind")
-    if kind == "text_delta":
-        return event.text_delta.text
-    return event.trace_delta.text if kind == "trace_delta" else ""
-
-
-def _text_size(texts: list[str]) -> int:
-    return sum(map(len, texts))
-
-
-def _close(merged: list[RunEvent], texts: list[str]) -> None:
-    if len(texts) < 2:
-        return
-    joined, last = "".join(texts), merged[-1]
-    if last.WhichOneof("kind") == "text_delta":
-        last.text_delta.text = joined
-    else:
-        last.trace_delta.text = joined
 
 
 class UnbalancedLog(ValueError):

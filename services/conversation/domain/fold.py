@@ -8,7 +8,7 @@ from services.conversation.domain.events import EventOrder, kind_of
 from services.conversation.domain.usage import add_usage
 from threadloom.common.v1.error_pb2 import Error
 from threadloom.conversation.v1.message_pb2 import Usage
-from threadloom.conversation.v1.run_event_pb2 import RunEvent
+from threadloom.conversation.v1.run_event_pb2 import ModelSwitchTrace, RunEvent
 from threadloom.conversation.v1.run_pb2 import Trace
 
 
@@ -30,6 +30,8 @@ class RunState:
     is_superseded: bool = False
     is_broken: bool = False  # a stored event could not be applied: only an end may follow
     retries: int = 0  # attempts made again, for whatever reason
+    switches: int = 0  # of them, those with the next fallback model
+    switched_to: str = ""  # that model
     failed_before_reply: bool = False
     error: Error | None = None
     traces: dict[str, Trace] = field(default_factory=dict)
@@ -126,7 +128,17 @@ class RunState:
         if payload == "retry":
             self.retries += 1
             self.usage = add_usage(self.usage, started.retry.usage)
+        elif payload == "model_switch":
+            self._switch(started.model_switch)
         self.traces[started.trace_id] = trace
+
+    def _switch(self, switch: ModelSwitchTrace) -> None:
+        self.retries += 1
+        self.switches += 1
+        self.switched_to = switch.to_model
+        self.usage = add_usage(self.usage, switch.usage)
+        if self.model:
+            self.model = switch.to_model  # the first one answered, and then failed without a word
 
     def _apply_trace_delta(self, event: RunEvent) -> None:
         delta = event.trace_delta

@@ -19,6 +19,21 @@ def retry_delay(attempt: int, is_retryable: bool, has_output: bool, asked_second
     return min(doubled, RETRY_DELAY_MAX_SECONDS)
 
 
+# The model or its provider failed; money, cancels and limits of ours would meet the next model as well.
+FALLBACK_REASONS = frozenset(
+    ("AI_PROVIDER_ERROR", "AI_PROVIDER_TIMEOUT", "AI_RATE_LIMITED", "AI_PROVIDER_NOT_CONFIGURED", "MODEL_NOT_PRICED")
+)
+
+
+def falls_back(reason: str, has_output: bool) -> bool:
+    """Whether a run goes on with its next fallback model when the current one is not tried any more.
+
+    Each fallback gets one attempt, and what is left of the turn's retries. Never once
+    output was shown, as with retries.
+    """
+    return not has_output and reason in FALLBACK_REASONS
+
+
 def pause_after_refusals(refusals: int) -> float:
     """Seconds until a row of the outbox that was refused so often is sent again: a fault of ours takes time to mend."""
     doubled: float = limits.OUTBOX_PAUSE_SECONDS * 2 ** min(refusals - 1, limits.OUTBOX_DOUBLINGS)

@@ -16,44 +16,50 @@ class DataLines:
 
     def __init__(self, max_bytes: int = LINE_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._buffer = bytearray()
-        self._scanned = 0
+        self._open: list[bytes] = []  # pieces of a line without its end
+        self._open_bytes = 0
         self._data: list[bytes] = []
         self._data_bytes = 0
-        self._skip_lf = False
+        self._skip_lf = False  # the last byte was the CR of what may be a CRLF
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The payloads this chunk completes; raises LineTooLong."""
-        self._buffer += chunk
         found: list[bytes] = []
-        start, buffer = 0, self._buffer
-        while True:
-            end = _line_end(buffer, max(start, self._scanned))
-            if end < 0:
-                break
-            line = bytes(buffer[start:end])
-            was_cr = buffer[end] == 0x0D
-            start = end + 1
-            self._scanned = start
-            if self._skip_lf and not line and buffer[end] == 0x0A:
-                self._skip_lf = False
-                continue  # the LF of a CRLF
-            self._skip_lf = was_cr
-            self._line(line, found)
-        del buffer[:start]
-        self._scanned = len(buffer)
-        if len(buffer) + self._data_bytes > self._max_bytes:
+        if b"\r" in chunk or self._skip_lf:
+            chunk = self._unified(chunk)
+        if b"\n" in chunk:
+            first, *lines = chunk.split(b"\n")
+            self._open.append(first)
+            self._line(b"".join(self._open), found)
+            last = lines.pop()
+            for line in lines:
+                self._line(line, found)
+            self._open, self._open_bytes = [last], len(last)
+        else:
+            self._open.append(chunk)
+            self._open_bytes += len(chunk)
+        if self._open_bytes + self._data_bytes > self._max_bytes:
             raise LineTooLong
         return found
 
     def rest(self) -> list[bytes]:
         """What a stream that ended without a blank line still holds."""
         found: list[bytes] = []
-        if self._buffer:
-            self._line(bytes(self._buffer), found)
-            self._buffer.clear()
+        line = b"".join(self._open)
+        self._open.clear()
+        if line:
+            self._line(line, found)
         self._line(b"", found)
         return found
+
+    def _unified(self, chunk: bytes) -> bytes:
+        """The chunk with every line end as LF."""
+        if self._skip_lf and chunk.startswith(b"\n"):
+            chunk = chunk[1:]
+            self._skip_lf = False
+        if chunk:
+            self._skip_lf = chunk.endswith(b"\r")
+        return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _line(self, line: bytes, found: list[bytes]) -> None:
         if not line:
@@ -64,9 +70,3 @@ class DataLines:
         elif line.startswith(b"data:"):
             self._data.append(line[6:] if line[5:6] == b" " else line[5:])
             self._data_bytes += len(line)
-
-
-def _line_end(buffer: bytearray, start: int) -> int:
-    lf = buffer.find(b"\n", start)
-    cr = buffer.find(b"\r", start, lf if lf >= 0 else len(buffer))
-    return cr if cr >= 0 else lf

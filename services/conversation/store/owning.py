@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from psycopg import AsyncConnection
@@ -21,15 +21,19 @@ INSERT INTO conversation.workers (id, lease_until)
 VALUES (%(worker)s, clock_timestamp() + make_interval(secs => %(seconds)s))
 ON CONFLICT (id) DO UPDATE SET lease_until = excluded.lease_until
 """
+# Whether a cancel was asked for, and whether nobody follows a run any more that is to end then.
 OWNED = """
-SELECT id, epoch, cancel_requested_at IS NOT NULL FROM conversation.ai_runs
-WHERE id = ANY(%(runs)s) AND status = 'running'
+SELECT r.id, r.epoch, r.cancel_requested_at IS NOT NULL, coalesce(w.until < clock_timestamp(), false)
+FROM conversation.ai_runs r LEFT JOIN conversation.run_watch w ON w.run_id = r.id
+WHERE r.id = ANY(%(runs)s) AND r.status = 'running'
 """
 RELEASE_WORKER = "DELETE FROM conversation.workers WHERE id = %(worker)s"
 CLAIMED = """
 r.id, r.project_id, r.user_id, r.thread_id, r.user_message_id, r.reply_message_id, r.model, r.options, r.epoch,
-r.takeovers, r.cancel_requested_at IS NOT NULL AS is_cancelled, r.created_at,
-extract(epoch FROM clock_timestamp() - r.created_at)::float8 AS age_seconds,
+r.takeovers, r.created_at,
+r.cancel_requested_at IS NOT NULL AS is_cancelled,
+EXISTS (SELECT FROM conversation.run_watch w WHERE w.run_id = r.id AND w.until < clock_timestamp()) AS is_left,
+extract(epoch FROM clock_timestamp() - coalesce(r.begun_at, r.created_at))::float8 AS age_seconds,
 (SELECT t.system_prompt FROM conversation.ai_threads t WHERE t.id = r.thread_id) AS system_prompt
 """
 # Runs whose owner is gone: its lease ran out, it handed them over (no worker), or it is this
@@ -44,7 +48,7 @@ WITH free AS (
         OR (r.worker_id <> %(worker)s AND NOT EXISTS (
             SELECT FROM conversation.workers w WHERE w.id = r.worker_id AND w.lease_until >= clock_timestamp()))
         OR (r.worker_id = %(worker)s AND r.id <> ALL(%(known)s)
-            AND r.created_at < clock_timestamp() - make_interval(secs => %(adopt_seconds)s)))
+            AND coalesce(r.begun_at, r.created_at) < clock_timestamp() - make_interval(secs => %(adopt_seconds)s)))
     ORDER BY r.id LIMIT %(limit)s FOR UPDATE OF r SKIP LOCKED
 )
 UPDATE conversation.ai_runs r SET worker_id = %(worker)s, epoch = r.epoch + 1,
@@ -85,7 +89,10 @@ FROM conversation.api_calls WHERE run_id = %(run)s ORDER BY started_at, id
 
 @dataclass(frozen=True)
 class ClaimedRun:
-    """A run as its new owner gets it. age_seconds: since it was created, by the database clock."""
+    """A run as its new owner gets it. age_seconds: since its turn began, by the database clock.
+
+    is_left: it is to end without followers, and none was known when it was claimed.
+    """
 
     id: UUID
     project_id: UUID
@@ -101,6 +108,7 @@ class ClaimedRun:
     created_at: datetime
     age_seconds: float
     system_prompt: str
+    is_left: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,10 +146,18 @@ async def renew_lease(connection: AsyncConnection, worker: UUID, seconds: float)
     await connection.execute(RENEW, {"worker": worker, "seconds": seconds}, prepare=True)
 
 
-async def owned_runs(connection: AsyncConnection, runs: Sequence[UUID]) -> dict[UUID, tuple[int, bool]]:
-    """{run: (epoch, whether a cancel was asked for)} of those that still run."""
+class OwnedRow(NamedTuple):
+    """What became of a run elsewhere. is_left: it is to end without followers, and has none."""
+
+    epoch: int
+    is_cancelled: bool
+    is_left: bool
+
+
+async def owned_runs(connection: AsyncConnection, runs: Sequence[UUID]) -> dict[UUID, OwnedRow]:
+    """Those that still run."""
     cursor = await connection.execute(OWNED, {"runs": list(runs)}, prepare=True)
-    return {run: (epoch, cancelled) async for run, epoch, cancelled in cursor}
+    return {run: OwnedRow(*row) async for run, *row in cursor}
 
 
 async def release_worker(connection: AsyncConnection, worker: UUID) -> None:
@@ -192,13 +208,13 @@ async def _claimed(connection: AsyncConnection, statement: str, parameters: dict
 # ------------------------------------------------------------------ statements of state changes
 
 
-def begin_call(run: UUID, call: UUID, step: int, attempt: int) -> Statement:
+def begin_call(run: UUID, call: UUID, model: str, step: int, attempt: int) -> Statement:
     """Records an attempt at the provider, before the request (durability.md 14)."""
     return Statement(
         "INSERT INTO conversation.api_calls (id, project_id, user_id, thread_id, run_id, message_id, step, attempt,"
-        " model) SELECT %(call)s, project_id, user_id, thread_id, id, reply_message_id, %(step)s, %(attempt)s, model"
-        " FROM conversation.ai_runs WHERE id = %(run)s ON CONFLICT DO NOTHING",
-        {"run": run, "call": call, "step": step, "attempt": attempt},
+        " model) SELECT %(call)s, project_id, user_id, thread_id, id, reply_message_id, %(step)s, %(attempt)s,"
+        " %(model)s FROM conversation.ai_runs WHERE id = %(run)s ON CONFLICT DO NOTHING",
+        {"run": run, "call": call, "model": model, "step": step, "attempt": attempt},
     )
 
 

@@ -14,6 +14,7 @@ class RunRow:
 
     id: UUID
     project_id: UUID
+    user_id: str
     thread_id: UUID
     user_message_id: UUID
     reply_message_id: UUID
@@ -26,13 +27,14 @@ class RunRow:
     error: bytes | None
     created_at: datetime
     finished_at: datetime | None
+    options: bytes
 
 
 COLUMNS = (
-    "id, project_id, thread_id, user_message_id, reply_message_id, status, model, worker_id, takeovers,"
+    "id, project_id, user_id, thread_id, user_message_id, reply_message_id, status, model, worker_id, takeovers,"
     " CASE WHEN finished_at IS NULL THEN"
     " coalesce((SELECT max(seq) FROM conversation.run_events e WHERE e.run_id = r.id), 0) ELSE last_seq END,"
-    " log_trimmed, error, created_at, finished_at"
+    " log_trimmed, error, created_at, finished_at, options"
 )
 GET = text(f"SELECT {COLUMNS} FROM conversation.ai_runs r WHERE id = :id")
 GET_ACTIVE = text(f"SELECT {COLUMNS} FROM conversation.ai_runs r WHERE thread_id = :thread AND status = 'running'")

@@ -37,6 +37,9 @@ class NewRun:
     title: str
     first_event: bytes
     is_kept: bool
+    may_wait: bool = False  # behind an active run
+    is_interrupt: bool = False  # then as the next one, and the active one is cancelled
+    cancel_after_ms: int = 0  # once no client follows it; 0: never
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,15 @@ COLUMNS = (
     "id, user_id, title, system_prompt, default_model_slug, created_at, updated_at, tokens_in, tokens_out,"
     " thinking_tokens, cached_tokens, cache_write_tokens, cost_nano, usage_estimated"
 )
-ACTIVE = "(SELECT r.id FROM conversation.ai_runs r WHERE r.thread_id = t.id AND r.status = 'running') AS active_run_id"
+ACTIVE = (
+    "(SELECT r.id FROM conversation.ai_runs r WHERE r.thread_id = t.id AND r.status = 'running') AS active_run_id,"
+    " (SELECT count(*) FROM conversation.queued_runs q WHERE q.thread_id = t.id) AS queued_runs"
+)
 
 
 @dataclass(frozen=True)
 class ThreadRow:
-    """A thread as stored, with its active run."""
+    """A thread as stored, with its active run and how many wait behind it."""
 
     id: UUID
     user_id: str
@@ -34,13 +37,14 @@ class ThreadRow:
     cost_nano: int
     usage_estimated: bool
     active_run_id: UUID | None
+    queued_runs: int
 
 
 # Inserts a thread of the transaction's project.
 INSERT = text(
     "INSERT INTO conversation.ai_threads AS t (id, project_id, user_id, title, system_prompt, default_model_slug)"
     " VALUES (:id, :project, :user, :title, :system_prompt, :default_model)"
-    f" RETURNING {COLUMNS}, NULL::uuid AS active_run_id"
+    f" RETURNING {COLUMNS}, NULL::uuid AS active_run_id, 0 AS queued_runs"
 )
 GET = text(f"SELECT {COLUMNS}, {ACTIVE} FROM conversation.ai_threads t WHERE id = :id")
 # Newest change first; the id breaks ties, so a page border loses nothing.

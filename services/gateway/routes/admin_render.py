@@ -1,5 +1,7 @@
 """Between billing's messages and the JSON shapes, amounts as text on one side and nano-USD on the other. Pure."""
 
+from typing import Literal, cast
+
 import msgspec
 
 from kit.errors import invalid
@@ -11,7 +13,7 @@ from services.gateway.wire.conversations import MESSAGE_PREFIX
 from threadloom.billing.v1 import price_pb2, usage_pb2
 from threadloom.common.v1 import rates_pb2
 from threadloom.common.v1.money_pb2 import Money
-from threadloom.conversation.v1 import project_service_pb2
+from threadloom.conversation.v1 import project_service_pb2, webhook_service_pb2
 
 PERIODS: dict[str, usage_pb2.Period.ValueType] = {
     "day": usage_pb2.PERIOD_DAY,
@@ -157,6 +159,42 @@ def ledger_entry(found: usage_pb2.LedgerEntry) -> shapes.LedgerEntry:
 def provider_key(found: project_service_pb2.ProviderKey) -> shapes.ProviderKey:
     """That there is a key of a provider."""
     return shapes.ProviderKey(found.provider, time(found.update_time))
+
+
+DELIVERY_STATES: dict[int, Literal["pending", "delivered", "failed"]] = {
+    webhook_service_pb2.DELIVERY_STATE_PENDING: "pending",
+    webhook_service_pb2.DELIVERY_STATE_DELIVERED: "delivered",
+    webhook_service_pb2.DELIVERY_STATE_FAILED: "failed",
+}
+
+
+def webhook(found: webhook_service_pb2.Webhook) -> shapes.Webhook:
+    """A webhook."""
+    return shapes.Webhook(
+        id=found.id,
+        url=found.url,
+        events=cast("list[shapes.WebhookEvent]", list(found.events)),
+        enabled=found.enabled,
+        disabled_reason=found.disabled_reason or None,
+        created_at=time(found.create_time),
+        updated_at=time(found.update_time),
+    )
+
+
+def webhook_delivery(found: webhook_service_pb2.WebhookDelivery) -> shapes.WebhookDelivery:
+    """A delivery."""
+    return shapes.WebhookDelivery(
+        id=found.id,
+        webhook_id=found.webhook_id,
+        type=found.type,
+        run_id=found.run_id or None,
+        state=DELIVERY_STATES[found.state],
+        attempts=found.attempts,
+        last_status=found.last_status or None,
+        last_error=found.last_error or None,
+        next_attempt_at=time(found.next_attempt_time) if found.HasField("next_attempt_time") else None,
+        created_at=time(found.create_time),
+    )
 
 
 def identity_in(given: shapes.NewIdentity) -> project_service_pb2.Identity:

@@ -195,6 +195,84 @@ class ProviderKeys(Struct):
     data: list[ProviderKey]
 
 
+WebhookEvent = Literal["run.finished", "run.failed"]
+WebhookUrl = Annotated[str, Meta(description="https, of a host on the public internet, at most 2,048 characters.")]
+
+
+class NewWebhook(Struct, forbid_unknown_fields=True):
+    """An address to tell of events."""
+
+    url: WebhookUrl
+    events: Annotated[list[WebhookEvent], Meta(description="At least one.")]
+
+
+class WebhookChange(Struct, forbid_unknown_fields=True):
+    """What is given is changed."""
+
+    url: WebhookUrl | UnsetType = UNSET
+    events: Annotated[list[WebhookEvent], Meta(min_length=1)] | UnsetType = UNSET
+    enabled: bool | UnsetType = UNSET
+
+
+class Webhook(Struct):
+    """A webhook without its secret."""
+
+    id: Id
+    url: str
+    events: list[WebhookEvent]
+    enabled: bool
+    disabled_reason: Annotated[str | None, Meta(description="`gone`: the receiver answered 410.")]
+    created_at: Time
+    updated_at: Time
+
+
+class CreatedWebhook(Struct):
+    """A webhook, and its signing secret, which is shown this once."""
+
+    webhook: Webhook
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"CreatedWebhook(webhook={self.webhook!r}, secret=…)"
+
+
+class WebhookSecret(Struct):
+    """A new signing secret, which is shown this once."""
+
+    secret: str
+
+    def __repr__(self) -> str:
+        return "WebhookSecret(secret=…)"
+
+
+class Webhooks(Struct):
+    """The project's webhooks, oldest first."""
+
+    data: list[Webhook]
+
+
+class WebhookDelivery(Struct):
+    """One event for one webhook."""
+
+    id: Annotated[str, Meta(description="The `webhook-id` of every try.")]
+    webhook_id: Id
+    type: str
+    run_id: Id | None
+    state: Literal["pending", "delivered", "failed"]
+    attempts: int
+    last_status: Annotated[int | None, Meta(description="HTTP status of the last try, if an answer came.")]
+    last_error: str | None
+    next_attempt_at: Time | None
+    created_at: Time
+
+
+class WebhookDeliveryPage(Struct):
+    """Deliveries, newest first."""
+
+    data: list[WebhookDelivery]
+    next_cursor: str | None
+
+
 JwksUrl = Annotated[
     str, Meta(description="Address of the JWKS: https, of a host on the public internet, at most 2,048 characters.")
 ]

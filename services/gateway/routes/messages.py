@@ -2,11 +2,14 @@
 
 from uuid import uuid4
 
+from google.protobuf.duration_pb2 import Duration
 from starlette.types import ASGIApp
 
+from kit.errors import invalid, seconds
 from services.gateway.context import Context
 from services.gateway.following import Target
 from services.gateway.incoming import Incoming
+from services.gateway.limits import START_CALL_SECONDS
 from services.gateway.routes import render, shapes
 from services.gateway.routes.conversations import ONE
 from services.gateway.routes.operations import (
@@ -18,12 +21,24 @@ from services.gateway.routes.operations import (
     Parameter,
     json_response,
 )
-from threadloom.conversation.v1.conversation_service_pb2 import ListMessagesRequest, ListTracesRequest, RunRequest
+from threadloom.conversation.v1.conversation_service_pb2 import (
+    ListMessagesRequest,
+    ListTracesRequest,
+    RunRequest,
+    StartRunRequest,
+)
 from threadloom.conversation.v1.message_pb2 import ContentPart
-from threadloom.conversation.v1.run_pb2 import RunOptions
+from threadloom.conversation.v1.run_pb2 import IfRunning, RunOptions
 
 MESSAGES = ONE + "/messages"
 TRACES = ONE + "/traces"
+
+IF_RUNNING = {
+    "reject": IfRunning.IF_RUNNING_REJECT,
+    "enqueue": IfRunning.IF_RUNNING_ENQUEUE,
+    "interrupt": IfRunning.IF_RUNNING_INTERRUPT,
+}
+MOST_SECONDS = 1e9  # what a Duration surely takes; the bounds that count are the service's
 
 STREAM = Answer(
     200,
@@ -43,6 +58,12 @@ async def post(context: Context, incoming: Incoming) -> ASGIApp:
         # Our own key makes our own retry on another replica safe.
         request_id=incoming.idempotency_key or str(uuid4()),
     )
+    if body.background:
+        if body.on_disconnect != "continue":
+            raise invalid("on_disconnect", "on_disconnect must be 'continue' with background: nobody has to follow it.")
+        asked = StartRunRequest(run=request)
+        started = await context.call(lambda to: to.conversations.StartRun, asked, incoming, START_CALL_SECONDS)
+        return json_response(render.accepted(started.run), 202)
     target = Target(incoming.caller, incoming.request_id, conversation_id, run=request)
     return context.stream(target, holds_head=True)
 
@@ -61,7 +82,18 @@ def _options(body: shapes.NewMessage) -> RunOptions:
         max_output_tokens=body.max_output_tokens,
         min_output_tokens=body.min_output_tokens,
         reasoning_effort=body.reasoning_effort or "",
+        fallback_models=body.fallback_models,
+        if_running=IF_RUNNING[body.if_running],
+        cancel_after_disconnect=_cancel_after(body.on_disconnect),
     )
+
+
+def _cancel_after(wish: str | shapes.CancelAfter) -> Duration | None:
+    if not isinstance(wish, shapes.CancelAfter):
+        return None
+    if not 0 <= wish.cancel_after_s <= MOST_SECONDS:
+        raise invalid("on_disconnect", "on_disconnect must cancel after 1 to 3600 seconds.")
+    return seconds(wish.cancel_after_s)
 
 
 async def list_all(context: Context, incoming: Incoming) -> ASGIApp:
@@ -102,7 +134,7 @@ OPERATIONS = (
         MESSAGES,
         post,
         "Post a message and stream its answer",
-        (STREAM,),
+        (STREAM, Answer(202, "The run, with `background`.", shapes.AcceptedRun)),
         (
             "THREAD_NOT_FOUND",
             "CONTENT_TOO_LARGE",

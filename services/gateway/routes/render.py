@@ -6,7 +6,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from kit.money import format_usd, micro_usd
 from services.gateway.routes import shapes
-from services.gateway.wire.conversations import MESSAGE_PREFIX, error_fields, llm_request_fields, retry_fields
+from services.gateway.wire.conversations import (
+    MESSAGE_PREFIX,
+    error_fields,
+    llm_request_fields,
+    model_switch_fields,
+    retry_fields,
+)
 from services.gateway.wire.frames import WHOLE_EVENT, Cursor
 from threadloom.conversation.v1 import message_pb2 as pb
 from threadloom.conversation.v1.run_pb2 import Run, RunStatus, Trace
@@ -18,6 +24,13 @@ STATUSES = {
     pb.MESSAGE_STATUS_COMPLETE: "complete",
     pb.MESSAGE_STATUS_FAILED: "error",
     pb.MESSAGE_STATUS_CANCELLED: "cancelled",
+}
+RUN_STATUSES = {
+    RunStatus.RUN_STATUS_QUEUED: "queued",
+    RunStatus.RUN_STATUS_RUNNING: "running",
+    RunStatus.RUN_STATUS_SUCCEEDED: "succeeded",
+    RunStatus.RUN_STATUS_FAILED: "failed",
+    RunStatus.RUN_STATUS_CANCELLED: "cancelled",
 }
 # A run that is still recorded as running will end soon: the wish to cancel it is stored.
 CANCELS = {
@@ -39,6 +52,7 @@ def conversation(thread: Thread) -> shapes.Conversation:
         created_at=time(thread.create_time),
         updated_at=time(thread.update_time),
         active_run_id=thread.active_run_id or None,
+        queued_runs=thread.queued_runs,
         input_tokens=thread.usage.input_tokens,
         output_tokens=thread.usage.output_tokens,
         thinking_tokens=thread.usage.thinking_tokens,
@@ -99,6 +113,8 @@ def trace(found: Trace) -> shapes.Trace:
             figures = error_fields(found.error.error)
         case "retry":
             figures = retry_fields(found.retry)
+        case "model_switch":
+            figures = model_switch_fields(found.model_switch)
     return shapes.Trace(
         id=found.trace_id,
         run_id=found.run_id,
@@ -109,6 +125,13 @@ def trace(found: Trace) -> shapes.Trace:
         ended_at=time(found.end_time) if found.HasField("end_time") else None,
         **figures,  # type: ignore[arg-type]
     )
+
+
+def accepted(run: Run) -> shapes.AcceptedRun:
+    """A run that nobody has to follow."""
+    status = RUN_STATUSES.get(run.status, "running")
+    user, reply = MESSAGE_PREFIX + run.user_message_id, MESSAGE_PREFIX + run.reply_message_id
+    return shapes.AcceptedRun(run.id, user, reply, status)  # type: ignore[arg-type]
 
 
 def cancelled(run: Run) -> shapes.CancelledRun:

@@ -50,10 +50,13 @@ def _cursor(incoming: Incoming) -> Cursor | None:
 
 async def cancel(context: Context, incoming: Incoming) -> ASGIApp:
     """Cancels a run. With none in progress that is a success: a stop button never shows an error."""
-    run_id = incoming.read(shapes.Cancel).run_id or ""
+    body = incoming.read(shapes.Cancel)
+    run_id = body.run_id or ""
+    if run_id and body.queued:
+        raise invalid("queued", "queued cancels all answers of a conversation: leave run_id out.")
     if run_id and parse_id(run_id) is None:
         raise not_found("run")
-    request = CancelRunRequest(thread_id=incoming.conversation_id, run_id=run_id)
+    request = CancelRunRequest(thread_id=incoming.conversation_id, run_id=run_id, include_queued=body.queued)
     try:
         answer = await context.call(lambda to: to.conversations.CancelRun, request, incoming, ENDING_CALL_SECONDS)
     except ServiceError as error:

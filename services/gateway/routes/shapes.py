@@ -41,6 +41,14 @@ class TextPart(Struct, forbid_unknown_fields=True):
     text: str
 
 
+class CancelAfter(Struct, forbid_unknown_fields=True):
+    """Cancels an answer nobody follows."""
+
+    cancel_after_s: Annotated[
+        float, Meta(description="1 to 3600, to the millisecond.", extra_json_schema={"minimum": 1, "maximum": 3600})
+    ]
+
+
 class NewMessage(Struct, forbid_unknown_fields=True):
     """A user message and how to answer it."""
 
@@ -62,15 +70,30 @@ class NewMessage(Struct, forbid_unknown_fields=True):
         | None
     ) = None
     reasoning_effort: Annotated[str, Meta(description="`minimal`, `low`, `medium`, `high`.")] | None = None
+    fallback_models: Annotated[
+        list[str], Meta(description="Models to go on with, in this order, when one fails before it wrote. At most 5.")
+    ] = []
     if_running: Annotated[
-        Literal["reject"], Meta(description="What to do when the conversation already runs: 409.")
+        Literal["reject", "enqueue", "interrupt"],
+        Meta(
+            description="When the conversation already runs: `reject` answers 409; `enqueue` waits for its turn, at"
+            " most 10 may wait; `interrupt` cancels the running answer, which keeps its text, and is next."
+        ),
     ] = "reject"
+    on_disconnect: Annotated[
+        Literal["continue"] | CancelAfter,
+        Meta(description="When no client follows the answer any more: it goes on, or is cancelled after a while."),
+    ] = "continue"
+    background: Annotated[
+        bool, Meta(description="Answers 202 at once instead of streaming; follow it with `GET …/stream`.")
+    ] = False
 
 
 class Cancel(Struct, forbid_unknown_fields=True):
     """Which run to cancel; without `run_id` the one in progress."""
 
     run_id: str | None = None
+    queued: Annotated[bool, Meta(description="Also those that wait for their turn; only without `run_id`.")] = False
 
 
 class NewTicket(Struct, forbid_unknown_fields=True):
@@ -88,6 +111,7 @@ class Conversation(Struct):
     created_at: Time
     updated_at: Time
     active_run_id: Annotated[Id, Meta(description="The run in progress.")] | None
+    queued_runs: Annotated[int, Meta(description="How many messages wait for the answers before theirs.")]
     input_tokens: int
     output_tokens: int
     thinking_tokens: int
@@ -158,7 +182,9 @@ class Trace(Struct, omit_defaults=True):
     id: Annotated[str, Meta(description="`evt_001`, unique within the run.")]
     run_id: Id
     message_id: MessageId | None
-    type: Annotated[str, Meta(description="`thinking`, `llm_request`, `error`, `retry`, and others to come.")]
+    type: Annotated[
+        str, Meta(description="`thinking`, `llm_request`, `error`, `retry`, `model_switch`, and others to come.")
+    ]
     step: int
     started_at: Time
     ended_at: Time | None
@@ -180,6 +206,8 @@ class Trace(Struct, omit_defaults=True):
     reason: str | UnsetType = UNSET
     delay_ms: int | UnsetType = UNSET
     withdrawn_chars: int | UnsetType = UNSET
+    from_model: str | UnsetType = UNSET
+    to_model: str | UnsetType = UNSET
 
 
 class TracePage(Struct):
@@ -187,6 +215,15 @@ class TracePage(Struct):
 
     data: list[Trace]
     next_cursor: str | None
+
+
+class AcceptedRun(Struct):
+    """A run that was accepted, in the background."""
+
+    run_id: Id
+    user_message_id: MessageId
+    message_id: Annotated[MessageId, Meta(description="The answer's, once there is one.")]
+    status: Literal["running", "queued", "succeeded", "failed", "cancelled"]
 
 
 class CancelledRun(Struct):

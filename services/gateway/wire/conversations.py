@@ -22,7 +22,13 @@ from kit.money import format_usd, micro_usd
 from services.gateway.wire.frames import Frame
 from threadloom.common.v1.error_pb2 import Error
 from threadloom.conversation.v1.message_pb2 import Usage
-from threadloom.conversation.v1.run_event_pb2 import LlmRequestTrace, RetryTrace, RunEvent, TraceStarted
+from threadloom.conversation.v1.run_event_pb2 import (
+    LlmRequestTrace,
+    ModelSwitchTrace,
+    RetryTrace,
+    RunEvent,
+    TraceStarted,
+)
 
 MESSAGE_PREFIX = "msg_"
 
@@ -146,6 +152,8 @@ def trace_fields(started: TraceStarted) -> Fields:
             return error_fields(started.error.error)
         case "retry":
             return retry_fields(started.retry)
+        case "model_switch":
+            return model_switch_fields(started.model_switch)
         case "llm_request" if started.llm_request.model:
             return {"model": started.llm_request.model}
         case _:
@@ -159,6 +167,14 @@ def retry_fields(retry: RetryTrace) -> Fields:
         fields["withdrawn_chars"] = retry.withdrawn_chars
     if retry.usage.cost.nano_usd:
         fields["cost_usd"] = format_usd(retry.usage.cost.nano_usd)  # of the attempt that failed
+    return fields
+
+
+def model_switch_fields(switch: ModelSwitchTrace) -> Fields:
+    """From which model to which, and why (R37)."""
+    fields: Fields = {"from_model": switch.from_model, "to_model": switch.to_model, "reason": switch.reason}
+    if switch.usage.cost.nano_usd:
+        fields["cost_usd"] = format_usd(switch.usage.cost.nano_usd)  # of the attempt that failed
     return fields
 
 

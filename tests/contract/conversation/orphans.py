@@ -32,6 +32,9 @@ class Orphan:
     seconds_ago: float = SECONDS_AGO
     text: str = "hello"
     status: str = "sent"  # of its call
+    model: str = "fake-model"  # of its call
+    options: bytes = b""
+    is_left: bool = False  # it is to end without followers, and has none
 
 
 def cut_log(user_message: UUID) -> list[RunEvent]:
@@ -66,7 +69,7 @@ def an_orphan(thread: str, *, is_begun: bool = True, worker: UUID | None = None,
 async def insert(service: Service, sql: Sql, orphan: Orphan) -> str:
     """Writes its rows; returns the run's id. One statement, so that no claimer sees half of it."""
     owner = service.alice.caller
-    payer = Payer(project_id(owner), owner.user, orphan.thread, orphan.run, orphan.reply, "fake-model")
+    payer = Payer(project_id(owner), owner.user, orphan.thread, orphan.run, orphan.reply, orphan.model)
     status, rates = orphan.status, None
     if orphan.status == "sent":
         rates = await service.books.hold(payer, orphan.call, HELD_INPUT, HELD_OUTPUT)
@@ -87,20 +90,25 @@ async def insert(service: Service, sql: Sql, orphan: Orphan) -> str:
         ), run AS (
             INSERT INTO conversation.ai_runs (id, project_id, user_id, thread_id, user_message_id, reply_message_id,
                 status, model, options, worker_id, takeovers, cancel_requested_at, created_at)
-            SELECT %s, project_id, user_id, id, %s, %s, 'running', 'fake-model', '', %s, %s,
+            SELECT %s, project_id, user_id, id, %s, %s, 'running', 'fake-model', %s, %s, %s,
                 CASE WHEN %s THEN clock_timestamp() END, clock_timestamp() - make_interval(secs => %s) FROM thread
+            RETURNING id, project_id
+        ), watch AS (
+            INSERT INTO conversation.run_watch (run_id, project_id, cancel_after_ms, until)
+            SELECT id, project_id, 1000, clock_timestamp() - interval '1 s' FROM run WHERE %s
         ), call AS (
             INSERT INTO conversation.api_calls
                 (id, project_id, user_id, thread_id, run_id, message_id, step, attempt, model, status, rates)
-            SELECT %s, project_id, user_id, id, %s, %s, 1, 1, 'fake-model', %s, %s FROM thread
+            SELECT %s, project_id, user_id, id, %s, %s, 1, 1, %s, %s, %s FROM thread
         )
         INSERT INTO conversation.run_events (run_id, seq, project_id, kind, payload)
         SELECT %s, e.seq, %s, e.kind, e.payload
         FROM unnest(%s::bigint[], %s::smallint[], %s::bytea[]) AS e (seq, kind, payload)
         """,
         *(orphan.thread, orphan.run, orphan.user_message, orphan.text, orphan.reply),
-        *(orphan.run, orphan.user_message, orphan.reply, orphan.worker, orphan.takeovers),
-        *(orphan.is_cancelled, orphan.seconds_ago, orphan.call, orphan.run, orphan.reply, status, rates),
+        *(orphan.run, orphan.user_message, orphan.reply, orphan.options, orphan.worker, orphan.takeovers),
+        *(orphan.is_cancelled, orphan.seconds_ago, orphan.is_left),
+        *(orphan.call, orphan.run, orphan.reply, orphan.model, status, rates),
         *(orphan.run, project_id(owner), seqs, kinds, payloads),
     )
     return str(orphan.run)

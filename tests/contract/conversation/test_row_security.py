@@ -18,8 +18,23 @@ WAITING = (
     "INSERT INTO conversation.outbox (id, topic, project_id, payload, due_at)"
     " VALUES (gen_random_uuid(), 'billing.release', %s, '', clock_timestamp() + interval '1 day')"
 )
+QUEUED = (
+    "INSERT INTO conversation.queued_runs"
+    " (run_id, project_id, user_id, thread_id, ordinal, parts, text, title, is_kept)"
+    " SELECT id, project_id, user_id, thread_id, 1, '', 'x', 'x', false FROM conversation.ai_runs"
+)
+WATCHED = "INSERT INTO conversation.run_watch SELECT id, project_id, 1000, now() FROM conversation.ai_runs"
 # Tables no request has business in: the role may not even ask.
-CLOSED = {"workers", "outbox", "schema_version"}
+CLOSED = {"workers", "outbox", "run_watch", "schema_version"}
+# Disabled: nothing is sent.
+WEBHOOK = (
+    "INSERT INTO conversation.webhooks (id, project_id, url, events, enabled, sealed, key_id)"
+    " VALUES (gen_random_uuid(), %s, 'https://example.com/', '{}', false, '', 'k1')"
+)
+DELIVERY = (
+    "INSERT INTO conversation.webhook_deliveries (id, webhook_id, project_id, type, payload)"
+    " SELECT gen_random_uuid(), id, project_id, 'ping', '{}' FROM conversation.webhooks"
+)
 
 
 @pytest_asyncio.fixture
@@ -32,6 +47,10 @@ async def filled(service: Service, sql: Sql) -> Reading:
     await service.role.set_provider_key("a-key-of-the-project")
     await service.role.set_identity(projects.Identity(jwks_url="https://id.example/jwks.json"))
     await sql.rows(WAITING, project_id(service.alice.caller))
+    await sql.rows(QUEUED)
+    await sql.rows(WATCHED)
+    await sql.rows(WEBHOOK, project_id(service.alice.caller))
+    await sql.rows(DELIVERY)
     return run
 
 
@@ -130,11 +149,19 @@ async def test_alice_and_her_projects_service_role_see_her_rows(
 ) -> None:
     for who in ("alice", "role"):
         await become(request_role, callers[who])
-        for table in ("ai_threads", "ai_messages", "ai_runs", "run_events", "trace_events", "api_calls"):
+        for table in (
+            "ai_threads",
+            "ai_messages",
+            "ai_runs",
+            "queued_runs",
+            "run_events",
+            "trace_events",
+            "api_calls",
+        ):
             assert await seen(request_role, table), (who, table)
         for table in ("projects", "project_keys", "stream_tickets"):
             assert await seen(request_role, table) == [], (who, table)
-        for table in ("provider_keys", "identities"):
+        for table in ("provider_keys", "identities", "webhooks", "webhook_deliveries"):
             assert len(await seen(request_role, table) or []) == (who == "role"), (who, table)
 
 
@@ -179,6 +206,10 @@ FORBIDDEN = [
     "UPDATE conversation.projects SET jwt_secret = ''",
     "UPDATE conversation.project_keys SET kind = 'service'",
     "UPDATE conversation.provider_keys SET project_id = project_id",
+    "UPDATE conversation.queued_runs SET ordinal = 0",
+    "DELETE FROM conversation.queued_runs",
+    "UPDATE conversation.run_watch SET until = 'infinity'",
+    "DELETE FROM conversation.run_watch",
     "UPDATE conversation.identities SET project_id = project_id",
     "SELECT * FROM conversation.workers",
     "UPDATE conversation.workers SET lease_until = 'infinity'",
@@ -283,6 +314,10 @@ async def test_the_engine_role_reads_runs_and_no_project_or_key(engine_role: psy
         "api_calls",
         "workers",
         "provider_keys",
+        "queued_runs",
+        "run_watch",
+        "webhooks",
+        "webhook_deliveries",
     ):
         assert await seen(engine_role, table), table
     for table in ("projects", "project_keys", "identities", "schema_version"):
@@ -293,10 +328,17 @@ async def test_the_engine_role_reads_runs_and_no_project_or_key(engine_role: psy
         "DELETE FROM conversation.ai_threads",
         "DELETE FROM conversation.api_calls",
         "UPDATE conversation.run_events SET kind = 1",
+        "INSERT INTO conversation.queued_runs SELECT * FROM conversation.queued_runs",
+        "UPDATE conversation.queued_runs SET ordinal = 0",
+        "INSERT INTO conversation.run_watch SELECT * FROM conversation.run_watch",
+        "UPDATE conversation.run_watch SET cancel_after_ms = 0",
         "INSERT INTO conversation.provider_keys SELECT * FROM conversation.provider_keys",
         "UPDATE conversation.provider_keys SET updated_at = now()",
         "UPDATE conversation.provider_keys SET project_id = project_id",
         "DELETE FROM conversation.provider_keys",
+        "UPDATE conversation.webhooks SET url = ''",
+        "DELETE FROM conversation.webhooks",
+        "UPDATE conversation.webhook_deliveries SET payload = ''",
         "SET ROLE threadloom_conversation",
     ):
         assert await refusal(engine_role, statement) == "InsufficientPrivilege", statement

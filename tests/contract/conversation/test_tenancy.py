@@ -13,14 +13,16 @@ from kit.callers import CREDENTIAL_KEY, PROJECT_KEY, ROLE_KEY, USER_KEY
 from kit.channels import to_service_error
 from kit.errors import ServiceError
 from kit.ids import new_id
-from tests.contract.conversation.harness import CREDENTIAL, Person, Service, Sql, project_id
+from tests.contract.conversation.harness import CREDENTIAL, Person, Service, Sql, eventually, project_id
 from tests.fakes.provider import FakeProvider
 from threadloom.conversation.v1 import conversation_service_pb2 as api
 from threadloom.conversation.v1 import project_service_pb2 as projects
 from threadloom.conversation.v1.message_pb2 import ContentPart
+from threadloom.conversation.v1.run_pb2 import IfRunning, RunOptions
 
 MALLORYS = projects.Identity(jwks_url="https://mallory.example/jwks.json")
 HELLO = [ContentPart(text="hello")]
+INTERRUPT = RunOptions(if_running=IfRunning.IF_RUNNING_INTERRUPT)
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -65,6 +67,9 @@ TABLE: dict[str, Row] = {
         lambda has: api.ListTracesRequest(thread_id=has.thread, message_id=has.message), "THREAD_NOT_FOUND"
     ),
     "ConversationService.Run": Row(lambda has: api.RunRequest(thread_id=has.thread, parts=HELLO), "THREAD_NOT_FOUND"),
+    "ConversationService.StartRun": Row(
+        lambda has: api.StartRunRequest(run=api.RunRequest(thread_id=has.thread, parts=HELLO)), "THREAD_NOT_FOUND"
+    ),
     "ConversationService.Follow": Row(lambda has: api.FollowRequest(run_id=has.run), "NOT_FOUND"),
     "ConversationService.CancelRun": Row(lambda has: api.CancelRunRequest(run_id=has.run), "NOT_FOUND"),
     "ConversationService.GetRun": Row(lambda has: api.GetRunRequest(run_id=has.run), "NOT_FOUND"),
@@ -100,7 +105,12 @@ TABLE: dict[str, Row] = {
 # The same by the name of the thread instead of the run.
 MORE: dict[str, Row] = {
     "ConversationService.Follow": Row(lambda has: api.FollowRequest(thread_id=has.thread), "THREAD_NOT_FOUND"),
-    "ConversationService.CancelRun": Row(lambda has: api.CancelRunRequest(thread_id=has.thread), "THREAD_NOT_FOUND"),
+    "ConversationService.CancelRun": Row(
+        lambda has: api.CancelRunRequest(thread_id=has.thread, include_queued=True), "THREAD_NOT_FOUND"
+    ),
+    "ConversationService.Run": Row(
+        lambda has: api.RunRequest(thread_id=has.thread, parts=HELLO, options=INTERRUPT), "THREAD_NOT_FOUND"
+    ),
 }
 # What a service of ours may write.
 THEIRS_TO_WRITE = ("ProjectService.CreateProject", "ProjectService.SetProviderKey", "ProjectService.SetIdentity")
@@ -119,11 +129,12 @@ NOBODIES: dict[str, dict[str, str]] = {
 
 
 @pytest_asyncio.fixture
-async def things(service: Service, provider: FakeProvider) -> Things:
-    """A thread of alice's with a run that waits at a gate."""
+async def things(service: Service, provider: FakeProvider, sql: Sql) -> Things:
+    """A thread of alice's with a run that waits at a gate, its text at rest."""
     thread = await service.alice.thread(title="alice's own", user_id="alice")
     run = await service.alice.run(thread, "[fake chunks=3 gate=g gate_at=1]").until(lambda reading: reading.text)
     message = (await service.alice.reply(thread)).id
+    await eventually(lambda: sql.value("SELECT text <> '' FROM conversation.ai_messages WHERE role = 'assistant'"))
     return Things(thread, run.run_id, message, str(project_id(service.alice.caller)))
 
 

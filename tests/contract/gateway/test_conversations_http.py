@@ -45,6 +45,7 @@ async def test_a_conversation_is_made_read_changed_and_deleted(alice: Client) ->
         "created_at": made["created_at"],
         "updated_at": made["updated_at"],
         "active_run_id": None,
+        "queued_runs": 0,
         "input_tokens": 0,
         "output_tokens": 0,
         "thinking_tokens": 0,

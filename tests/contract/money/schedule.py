@@ -24,7 +24,7 @@ from tests.contract.conversation.harness import Person, Reading
 from tests.contract.money.asks import ASKS, Ask
 from tests.contract.money.faults import METHODS, Fault
 from tests.contract.money.reconciliation import CALLS, Booked, differences
-from tests.contract.money.world import PATIENT, Tenant, World, alarms
+from tests.contract.money.world import PATIENT, Tenant, World, alarms, unexpected
 from tests.support.books import BREACHES
 from threadloom.conversation.v1.conversation_service_pb2 import RunRequest
 
@@ -392,7 +392,7 @@ class Schedule(RuleBasedStateMachine):
             if held or (user in self._limits and spent > self._limits[user] + excess):
                 yield f"{user!r} {period}: {spent} spent and {held} held of {self._limits.get(user)}, {excess} excused"
         if (now := alarms()) != self._alarms:
-            yield f"alarms: {now}, before: {self._alarms}"
+            yield "\n".join([f"alarms: {now}, before: {self._alarms}", *unexpected])
 
 
 def run_schedules(world: World, schedules: int, seed: int | None = None) -> None:

@@ -5,11 +5,13 @@ functions, as Hypothesis wants them.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from uuid import UUID
 
 import psycopg_pool
@@ -49,7 +51,9 @@ IDLE_SECONDS = ("0.2", "30")
 PATIENT = 1
 USERS = ("alice", "bob")
 POLL_SECONDS = 0.01
-LOG_LEVEL = 50  # nothing: what goes wrong here is on purpose
+LOG_LEVEL = logging.ERROR  # what goes wrong here is on purpose, but for what nobody expects
+
+unexpected: list[str] = []  # what was logged with its traceback
 # Nothing of a schedule may touch these: errors nobody expected, settles that differ, costs that differ.
 ALARMS: dict[str, set[str]] = {
     "threadloom_unexpected_errors_total": set(),
@@ -130,6 +134,13 @@ class World:
         self.faults.forget()
 
 
+def _keep(_: object, __: str, event: MutableMapping[str, Any]) -> NoReturn:
+    error = event.get("exc_info")
+    if isinstance(error, BaseException):
+        unexpected.append("".join(traceback.format_exception(error)))
+    raise structlog.DropEvent
+
+
 def alarms() -> dict[str, float]:
     """How often something happened that never may."""
     return {
@@ -175,7 +186,7 @@ def running_world(database: Database, nats_url: str, provider: FakeProvider) -> 
     """A world for code that is not asynchronous."""
     kept = structlog.get_config()
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(LOG_LEVEL))
+        structlog.configure(processors=[_keep], wrapper_class=structlog.make_filtering_bound_logger(LOG_LEVEL))
         for name, value in QUICK.items():
             patch.setattr(limits, name, value)
         patch.setattr("services.conversation.domain.retries.RETRY_DELAY_SECONDS", RETRY_DELAY_SECONDS)

@@ -1,76 +1,14 @@
-"""Building, merging and checking events."""
+"""Building and checking events."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.conversation.domain import endings, events
-from services.conversation.domain.events import EventOrder, UnbalancedLog, merge_adjacent
+from services.conversation.domain.events import EventOrder, UnbalancedLog
 from services.conversation.limits import EVENT_TEXT_CHARS
 from tests.unit.conversation.logs import finished_runs, llm_request, numbered, thinking, usage
-from threadloom.conversation.v1.run_event_pb2 import RetryTrace, RunEvent, TraceDelta
-
-
-def copies(log: list[RunEvent]) -> list[RunEvent]:
-    return [RunEvent.FromString(event.SerializeToString()) for event in log]
-
-
-def parts(log: list[RunEvent]) -> list[tuple[str, str, str]]:
-    """Every part's text, in order, however it is cut into events; other events as they are."""
-    found: list[tuple[str, str, str]] = []
-    for event in log:
-        kind = events.kind_of(event)
-        is_text = kind == "text_delta" or (kind == "trace_delta" and event.trace_delta.HasField("text"))
-        text = (event.text_delta.text or event.trace_delta.text) if is_text else str(event)
-        name = f"{event.text_delta.step}/{event.trace_delta.trace_id}"
-        if is_text and found and found[-1][:2] == (kind, name):
-            found[-1] = (kind, name, found[-1][2] + text)
-        else:
-            found.append((kind, name, text))
-    return found
-
-
-def test_neighbouring_deltas_of_one_part_become_one() -> None:
-    merged = merge_adjacent([events.text_delta(1, "a"), events.text_delta(1, "b"), events.text_delta(1, "c")])
-    assert [event.text_delta.text for event in merged] == ["abc"]
-
-
-def test_deltas_of_two_parts_are_never_merged() -> None:
-    given_events = [
-        events.text_delta(1, "a"),
-        events.text_delta(2, "b"),
-        events.thinking_delta("evt_001", "c"),
-        events.thinking_delta("evt_002", "d"),
-        events.text_delta(2, "e"),
-    ]
-    assert merge_adjacent(copies(given_events)) == given_events
-
-
-def test_deltas_are_not_merged_across_another_event() -> None:
-    given_events = [events.text_delta(1, "a"), events.trace_ended("evt_001"), events.text_delta(1, "b")]
-    assert merge_adjacent(copies(given_events)) == given_events
-
-
-def test_figures_of_a_trace_are_not_merged_into_its_text() -> None:
-    figures = RunEvent(trace_delta=TraceDelta(trace_id="evt_001"))
-    figures.trace_delta.llm_request.model = "m"
-    given_events = [events.thinking_delta("evt_001", "a"), figures, events.thinking_delta("evt_001", "b")]
-    assert merge_adjacent(copies(given_events)) == given_events
-
-
-def test_a_merged_delta_is_never_larger_than_an_event_may_be() -> None:
-    half = "x" * (EVENT_TEXT_CHARS // 2)
-    merged = merge_adjacent([events.text_delta(1, half), events.text_delta(1, half), events.text_delta(1, "y")])
-    assert [len(event.text_delta.text) for event in merged] == [EVENT_TEXT_CHARS, 1]
-
-
-@given(finished_runs())
-@settings(derandomize=True, max_examples=60, deadline=None)
-def test_merging_changes_no_part(log: list[RunEvent]) -> None:
-    for event in log:
-        event.seq = 0
-        event.ClearField("time")
-    assert parts(merge_adjacent(copies(log))) == parts(log)
+from threadloom.conversation.v1.run_event_pb2 import RetryTrace, RunEvent
 
 
 @given(st.text(max_size=20), st.integers(1, 3))
@@ -133,7 +71,8 @@ UNBALANCED: dict[str, list[RunEvent]] = {
 
 @pytest.mark.parametrize("name", UNBALANCED)
 def test_an_unbalanced_log_is_refused(name: str) -> None:
-    *before, last = numbered(copies(UNBALANCED[name]))
+    copies = [RunEvent.FromString(event.SerializeToString()) for event in UNBALANCED[name]]
+    *before, last = numbered(copies)
     order = EventOrder()
     for event in before:
         order.check(event)

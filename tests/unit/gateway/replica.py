@@ -10,12 +10,15 @@ from grpc import aio
 from kit.callers import Caller, current_caller
 from kit.errors import ServiceError, not_found, unauthenticated
 from kit.serving import Server
+from services.conversation.relaying import RelaySession
 from threadloom.conversation.v1 import (
     conversation_service_pb2 as pb,
 )
 from threadloom.conversation.v1 import (
     conversation_service_pb2_grpc,
     project_service_pb2_grpc,
+    relay_service_pb2,
+    relay_service_pb2_grpc,
 )
 from threadloom.conversation.v1.project_service_pb2 import (
     CreateStreamTicketRequest,
@@ -111,7 +114,9 @@ def play(*steps: RunEventBatch | Exception | float) -> Script:
 
 
 class Replica(
-    conversation_service_pb2_grpc.ConversationServiceServicer, project_service_pb2_grpc.ProjectServiceServicer
+    conversation_service_pb2_grpc.ConversationServiceServicer,
+    project_service_pb2_grpc.ProjectServiceServicer,
+    relay_service_pb2_grpc.RelayServiceServicer,
 ):
     """Answers as the test says, and remembers what it was asked."""
 
@@ -132,6 +137,7 @@ class Replica(
         self._server = Server(CREDENTIAL, ["threadloom.conversation.v1.ConversationService"])
         conversation_service_pb2_grpc.add_ConversationServiceServicer_to_server(self, self._server.grpc)
         project_service_pb2_grpc.add_ProjectServiceServicer_to_server(self, self._server.grpc)
+        relay_service_pb2_grpc.add_RelayServiceServicer_to_server(self, self._server.grpc)
         self.address = f"127.0.0.1:{await self._server.start('127.0.0.1:0')}"
         return self
 
@@ -146,19 +152,23 @@ class Replica(
         """What its health says."""
         await self._server.set_serving(serving)
 
-    async def Run(self, request: pb.RunRequest, _: aio.ServicerContext[Any, Any]) -> AsyncIterator[pb.RunResponse]:  # type: ignore[override]
+    async def Relay(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[relay_service_pb2.RelayRequest], _: aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[relay_service_pb2.RelayResponse]:
+        async for response in RelaySession(self._start, self._follow).serve(request_iterator):
+            yield response
+
+    async def _start(self, request: pb.RunRequest) -> Batches:
         self.runs.append(request)
         self._note(request)
         async for found in self._play(self.run, request):
-            yield pb.RunResponse(batch=found)
+            yield found
 
-    async def Follow(  # type: ignore[override]
-        self, request: pb.FollowRequest, _: aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.FollowResponse]:
+    async def _follow(self, request: pb.FollowRequest) -> Batches:
         self.follows.append(request)
         self._note(request)
         async for found in self._play(self.follow, request):
-            yield pb.FollowResponse(batch=found)
+            yield found
 
     async def _play(self, script: Script, request: Any) -> Batches:
         try:

@@ -11,6 +11,7 @@ from kit.callers import Caller, Role
 from kit.errors import ServiceError, internal, not_found, thread_not_found, unavailable
 from services.gateway.clients import Clients
 from services.gateway.following import Follower, Target, Unreachable
+from services.gateway.relays import Relays
 from tests.unit.gateway.replica import (
     CREDENTIAL,
     PROJECT_ID,
@@ -44,7 +45,7 @@ def dead_address() -> str:
 async def seqs(target: Target, *addresses: str) -> list[int]:
     """The seqs a follower gives, to the end."""
     clients = Clients(addresses, (NOWHERE,), CREDENTIAL)
-    follower = Follower(clients.conversation, target, QUICK)
+    follower = Follower(Relays(clients.conversation), target, QUICK)
     events: list[RunEvent] = []
     try:
         async with asyncio.timeout(10):

@@ -134,11 +134,15 @@ BAD_BODIES = [
     (b'{"content":"x","max_output_tokens":1.5}', "max_output_tokens"),
     (b'{"content":"x","max_output_tokens":4294967296}', "max_output_tokens"),
     (b'{"content":"x","max_output_tokens":99999999999999999999999}', "max_output_tokens"),
-    (b'{"content":"x","if_running":"enqueue"}', "if_running"),
+    (b'{"content":"x","if_running":"wait"}', "if_running"),
     (b'{"content":"x","if_running":null}', "if_running"),
     (b'{"content":"x","media":[]}', "media"),
-    (b'{"content":"x","background":true}', "background"),
+    (b'{"content":"x","background":1}', "background"),
+    (b'{"content":"x","background":true,"on_disconnect":{"cancel_after_s":5}}', "on_disconnect"),
     (b'{"content":"x","on_disconnect":"cancel"}', "on_disconnect"),
+    (b'{"content":"x","on_disconnect":{"cancel_after_s":1e300}}', "on_disconnect"),
+    (b'{"content":"x","on_disconnect":{"cancel_after_s":5,"more":1}}', "on_disconnect.more"),
+    (b'{"content":"x","fallback_models":"a"}', "fallback_models"),
     (b'{"content":"x","maxTokens":5}', "maxTokens"),
     (b'{"content":"x","":5}', ""),
     (b'{"content":"x","' + b"y" * 10_000 + b'":5}', "y" * 80),
@@ -159,7 +163,7 @@ async def test_a_bad_body_is_refused_with_its_field(
 
 
 async def test_options_to_come_are_called_so(gateway: Gateway) -> None:
-    for option in ("media", "background", "on_disconnect"):
+    for option in ("media", "tools", "skill"):
         reply = await gateway.ask("POST", MESSAGES, {"content": "x", option: None})
         assert reply.json["message"] == f"The option {option} is not available yet."
 

@@ -5,8 +5,8 @@ Public keys and addresses, so nothing is sealed. Users see none; the engine has 
 
 from alembic import op
 
-revision = "0004"
-down_revision = "0003"
+revision = "0006"
+down_revision = "0005"
 
 REQUEST = "threadloom_conversation"
 

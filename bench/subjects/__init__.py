@@ -1,0 +1,1 @@
+"""What is measured: the provider itself, our own chain, and the peers."""

@@ -1,0 +1,138 @@
+"""One gateway's relay: many runs started and followed over one stream (durability.md 33).
+
+Each follow is a task that reads the very generator Run and Follow use. What all of
+them have for the gateway when the stream is free to write goes out as one message,
+so a commit of the journal costs one message, however many runs it holds.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+import structlog
+from prometheus_client import Gauge
+
+from kit import callers
+from kit.callers import Role, current_caller
+from kit.errors import ServiceError, invalid, seconds, unavailable
+from kit.interceptors import Call
+from services.conversation import limits
+from threadloom.conversation.v1 import relay_service_pb2 as api
+from threadloom.conversation.v1.conversation_service_pb2 import FollowRequest, RunRequest
+from threadloom.conversation.v1.run_pb2 import RunEventBatch
+
+RELAYED = Gauge("threadloom_relayed_follows", "Follows that are told over relays.")
+
+Batches = AsyncIterator[RunEventBatch]
+Start = Callable[[RunRequest], Batches]
+Follow = Callable[[FollowRequest], Batches]
+
+START_METHOD, FOLLOW_METHOD = "Relay/start", "Relay/follow"
+
+
+class RelaySession:
+    """One stream. `start` and `follow` run in a context whose caller is the follow's own."""
+
+    def __init__(self, start: Start, follow: Follow) -> None:
+        self._start, self._follow = start, follow
+        self._waiting: deque[api.RelayItem] = deque()
+        self._waiting_bytes = 0
+        self._filled, self._emptied = asyncio.Event(), asyncio.Event()
+        self._follows: dict[int, asyncio.Task[None]] = {}
+        self._newest_id = 0
+        self._is_over = False
+
+    async def serve(self, asks: AsyncIterator[api.RelayRequest]) -> AsyncIterator[api.RelayResponse]:
+        """What the follows tell, until the gateway ends the stream. Raises INVALID_OPTIONS for a misused id."""
+        reading = asyncio.create_task(self._read(asks))
+        try:
+            while not self._is_over:
+                await self._filled.wait()
+                if self._waiting:
+                    yield self._take()
+            await reading  # raises what the gateway did wrong
+        finally:
+            reading.cancel()
+            for task in self._follows.values():
+                task.cancel()
+            await asyncio.wait({reading, *self._follows.values()})
+
+    async def _read(self, asks: AsyncIterator[api.RelayRequest]) -> None:
+        try:
+            async for ask in asks:
+                self._hear(ask)
+        finally:
+            self._is_over = True
+            self._filled.set()
+
+    def _hear(self, ask: api.RelayRequest) -> None:
+        id = ask.follow_id
+        if ask.HasField("unfollow"):
+            task = self._follows.get(id)
+            if task is not None:
+                task.cancel()
+            return
+        if id <= self._newest_id:
+            raise invalid("follow_id", "A relay's follow ids must rise: this one is not above the newest.")
+        self._newest_id = id
+        self._follows[id] = asyncio.create_task(self._tell(ask))
+        RELAYED.inc()
+
+    async def _tell(self, ask: api.RelayRequest) -> None:
+        """One follow from its ask to its last item. The task has a context of its own, and so its own caller."""
+        id = ask.follow_id
+        try:
+            with Call(START_METHOD if ask.HasField("start") else FOLLOW_METHOD) as call:
+                try:
+                    async for batch in self._batches(ask):
+                        await self._put(api.RelayItem(follow_id=id, batch=batch))
+                    await self._put(api.RelayItem(follow_id=id, end=api.RelayEnd()))
+                except Exception as error:
+                    await self._put(api.RelayItem(follow_id=id, refusal=_refusal(call.failed(error))))
+        finally:
+            del self._follows[id]
+            RELAYED.dec()
+
+    def _batches(self, ask: api.RelayRequest) -> Batches:
+        match ask.WhichOneof("ask"):
+            case "start":
+                asker = ask.start.caller
+            case "follow":
+                asker = ask.follow.caller
+            case _:
+                raise invalid("ask", "A relay starts, follows or unfollows.")
+        structlog.contextvars.bind_contextvars(request_id=asker.request_id)
+        caller = callers.checked(asker.role, asker.project_id, asker.user_id)
+        if caller.role is Role.SYSTEM:
+            raise ServiceError("FORBIDDEN", "A relay asks on behalf of a user or of a project's service role.")
+        if len(self._follows) > limits.RELAY_FOLLOWS:
+            raise unavailable("This relay follows as many runs as it may. Try again in a moment.")
+        current_caller.set(caller)
+        return self._start(ask.start.run) if ask.HasField("start") else self._follow(ask.follow.follow)
+
+    async def _put(self, item: api.RelayItem) -> None:
+        """Hands an item over; waits while the gateway does not read what waits already."""
+        while self._waiting_bytes >= limits.RELAY_WAITING_BYTES:
+            self._emptied.clear()
+            await self._emptied.wait()
+        self._waiting.append(item)
+        self._waiting_bytes += item.ByteSize()
+        self._filled.set()
+
+    def _take(self) -> api.RelayResponse:
+        """Everything that waits, up to a message's size."""
+        taken, size = api.RelayResponse(), 0
+        while self._waiting and size < limits.RELAY_MESSAGE_BYTES:
+            item = self._waiting.popleft()
+            size += item.ByteSize()
+            taken.items.append(item)
+        self._waiting_bytes -= size
+        if not self._waiting:
+            self._filled.clear()
+        self._emptied.set()
+        return taken
+
+
+def _refusal(error: ServiceError) -> api.RelayRefusal:
+    wait = seconds(error.retry_after) if error.retry_after is not None else None
+    return api.RelayRefusal(reason=error.reason, message=error.message, metadata=error.metadata, retry_after=wait)
