@@ -74,15 +74,12 @@ class JwksCache:
             self._fetch_soon(url, entry)
         return _known(entry)
 
-    async def again(self, url: str, seen: KeySet) -> KeySet:
-        """The keys at a URL as of now, for a token that means none of those `seen`.
+    async def again(self, url: str) -> KeySet:
+        """The keys at a URL as of now, for a token that means none of those known.
 
         They are fetched for this once in JWKS_REFETCH_SECONDS. Raises UNAVAILABLE while that fails.
         """
-        entry = self._entry(url)
-        if entry.keys is not None and entry.keys is not seen:
-            return entry.keys
-        now = self._clock()
+        entry, now = self._entry(url), self._clock()
         fetching = entry.fetching
         if fetching is None and now - entry.asked_again_at >= JWKS_REFETCH_SECONDS:
             fetching = self._fetch_soon(url, entry)

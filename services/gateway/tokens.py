@@ -76,7 +76,7 @@ class Tokens:
         keys = identity.keys if url is None else await self._cache.keys(url)
         found = keys.candidates(kid, algorithm)
         if not found and url is not None:
-            found = (await self._cache.again(url, keys)).candidates(kid, algorithm)
+            found = (await self._cache.again(url)).candidates(kid, algorithm)
         if not found:
             raise unauthenticated(NO_KEY_OF_TYPE.format(algorithm=algorithm) if kid is None else NO_SUCH_KEY)
         if found[0].algorithm != algorithm:
