@@ -6,11 +6,13 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from uuid import UUID
 
+import psycopg
+import psycopg_pool
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from kit.callers import Caller
-from kit.db import transaction
+from kit.db import commit_as, transaction
 from kit.errors import ServiceError, thread_not_found, unavailable
 from kit.ids import new_id
 from services.conversation import limits
@@ -23,7 +25,7 @@ from services.conversation.runner import Runner
 from services.conversation.store import queue, runs, starts, watch
 from services.conversation.store.owning import ClaimedRun
 from services.conversation.store.runs import RunRow
-from services.conversation.store.starts import KnownKey, NewRun, RequestKey
+from services.conversation.store.starts import KnownKey, NewRun, RequestKey, Started
 from threadloom.conversation.v1.conversation_service_pb2 import RunRequest
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 from threadloom.conversation.v1.run_pb2 import IfRunning, RunEventBatch, RunOptions
@@ -58,12 +60,21 @@ def check_known(known: KnownKey, body: bytes) -> None:
 
 
 class Admission:
-    """Lets runs in. `default_model` serves threads and requests that name none."""
+    """Lets runs in. `default_model` serves threads and requests that name none.
+
+    `engine` and `pool` are of the request role.
+    """
 
     def __init__(
-        self, engine: AsyncEngine, runner: Runner, ownership: Ownership, cancelling: Cancelling, default_model: str
+        self,
+        engine: AsyncEngine,
+        pool: psycopg_pool.AsyncConnectionPool,
+        runner: Runner,
+        ownership: Ownership,
+        cancelling: Cancelling,
+        default_model: str,
     ) -> None:
-        self._engine, self._runner, self._cancelling = engine, runner, cancelling
+        self._engine, self._pool, self._runner, self._cancelling = engine, pool, runner, cancelling
         self._ownership, self._default_model = ownership, default_model
         self._starting: set[asyncio.Task[Admitted]] = set()
 
@@ -134,18 +145,42 @@ class Admission:
             task.exception()  # the caller got it, or has left
 
     async def _start(self, caller: Caller, new: NewRun, key: RequestKey | None, body: bytes) -> Admitted:
+        if not new.may_wait and not new.is_kept:
+            started = await self._start_at_once(caller, new, key, body)
+            return self._begun(new, started)
         active: UUID | None = None
         async with transaction(self._engine, caller) as tx:
             await self._take_key(tx, new, key, body)
             if new.may_wait:
                 active = await self._enqueue(tx, new)
-            started = await starts.start_run(tx, new) if active is None else None
-            if started is None and active is None:
+            found = await starts.start_run(tx, new) if active is None else None
+            if found is None and active is None:
                 raise thread_not_found()
             if new.cancel_after_ms:
                 await watch.insert(tx, new, limits.WATCH_LEASE_SECONDS)
-        if started is None:
+        if found is None:
             return await self._queued(caller, new, active)
+        return self._begun(new, found)
+
+    async def _start_at_once(self, caller: Caller, new: NewRun, key: RequestKey | None, body: bytes) -> Started:
+        """The usual start, in one round trip: nothing in it depends on an answer. Without the thread it writes nothing.
+
+        Raises IntegrityError when an equal request or an active run is in the way.
+        """
+        statements = [starts.start(new)]
+        if key is not None:
+            statements.insert(0, starts.take_key(new, key, body))
+        if new.cancel_after_ms:
+            statements.append(watch.begin(new, limits.WATCH_LEASE_SECONDS))
+        try:
+            rows = await commit_as(self._pool, caller, statements)
+        except psycopg.IntegrityError as error:
+            raise IntegrityError("a start", None, error) from error
+        if not rows:
+            raise thread_not_found()
+        return Started(*rows[0])
+
+    def _begun(self, new: NewRun, started: Started) -> Admitted:
         row = ClaimedRun(
             id=new.run_id,
             project_id=new.project_id,

@@ -7,7 +7,7 @@ import psycopg_pool
 from psycopg.conninfo import make_conninfo
 
 from kit.bus import Bus
-from kit.db import request_engine
+from kit.db import PooledConnection, request_engine
 from kit.outbound import Outbound
 from kit.serving import Server
 from kit.telemetry import log
@@ -61,25 +61,9 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
     """Runs the service until `stopped`; then drains. `on_ready` gets the port."""
     async with AsyncExitStack() as stack:
         reading = asyncio.create_task(asyncio.to_thread(tokens.load))
-        dsn = make_conninfo(
-            settings.engine_database_url,
-            options=SESSION,
-            tcp_user_timeout=limits.TCP_USER_TIMEOUT_MS,
-            connect_timeout=limits.CONNECT_SECONDS,
-            **KEEPALIVES,
-        )
-        pool = psycopg_pool.AsyncConnectionPool(
-            dsn,
-            min_size=1,
-            max_size=int(settings.pool_size),
-            timeout=limits.POOL_TIMEOUT_SECONDS,
-            kwargs={"autocommit": True},
-            check=psycopg_pool.AsyncConnectionPool.check_connection,
-            reconnect_timeout=limits.RECONNECT_PAUSE_MAX_SECONDS,
-            open=False,
-        )
-        await pool.open()
-        stack.push_async_callback(pool.close)
+        dsn = _dsn(settings.engine_database_url)
+        pool = await stack.enter_async_context(_pool(dsn, settings))
+        request_pool = await stack.enter_async_context(_pool(_dsn(settings.database_url), settings))
         engine = request_engine(
             settings.database_url,
             pool_size=int(settings.pool_size),
@@ -138,7 +122,7 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         stack.push_async_callback(sweeper.stop)
 
         cancelling = Cancelling(engine, pool, hub, runner, ownership)
-        admission = Admission(engine, runner, ownership, cancelling, settings.model)
+        admission = Admission(engine, request_pool, runner, ownership, cancelling, settings.model)
         files = (CONVERSATION, PROJECTS, RELAY, WEBHOOKS)
         names = [service.full_name for file in files for service in file.services_by_name.values()]
         server = Server(settings.credential, names)
@@ -161,3 +145,28 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         await runner.drain(settings.drain_seconds)
         await outbox.drain(limits.OUTBOX_DRAIN_SECONDS)  # there may be no other process, and no start for long
         await server.stop(STREAM_GRACE_SECONDS)
+
+
+def _dsn(url: str) -> str:
+    return make_conninfo(
+        url,
+        options=SESSION,
+        tcp_user_timeout=limits.TCP_USER_TIMEOUT_MS,
+        connect_timeout=limits.CONNECT_SECONDS,
+        **KEEPALIVES,
+    )
+
+
+def _pool(dsn: str, settings: Settings) -> psycopg_pool.AsyncConnectionPool:
+    return psycopg_pool.AsyncConnectionPool(
+        dsn,
+        min_size=1,
+        max_size=int(settings.pool_size),
+        timeout=limits.POOL_TIMEOUT_SECONDS,
+        kwargs={"autocommit": True},
+        connection_class=PooledConnection,
+        check=PooledConnection.check,
+        reset=PooledConnection.note,
+        reconnect_timeout=limits.RECONNECT_PAUSE_MAX_SECONDS,
+        open=False,
+    )

@@ -105,7 +105,12 @@ class Settings:
     event_kept_bytes: float = setting(
         "THREADLOOM_EVENT_KEPT_BYTES", "Bytes of events of finished runs that are kept.", "10e9", positive
     )
-    pool_size: int = setting("THREADLOOM_POOL_SIZE", "Postgres connections of each role.", "10", count)
+    pool_size: int = setting(
+        "THREADLOOM_POOL_SIZE",
+        "Postgres connections of each of three pools: starts of runs, other requests, the engine role.",
+        "10",
+        count,
+    )
     metrics_port: int = setting("THREADLOOM_METRICS_PORT", "Port of /metrics; 0: none.", "0", port)
     allowed_hosts: AllowedHosts = setting(
         "THREADLOOM_ALLOWED_HOSTS",

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from psycopg import AsyncConnection
-from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection as Transaction
 
 from services.conversation.store.log import Statement
 from services.conversation.store.starts import NewRun
 
-INSERT = text(
-    "INSERT INTO conversation.run_watch (run_id, project_id, cancel_after_ms, until) VALUES (:run, :project, :ms,"
-    " clock_timestamp() + make_interval(secs => CAST(:ms AS float8) / 1000 + :lease))"
-)
+INSERT = """
+INSERT INTO conversation.run_watch (run_id, project_id, cancel_after_ms, until)
+SELECT id, project_id, %(ms)s, clock_timestamp() + make_interval(secs => %(ms)s::float8 / 1000 + %(lease)s)
+FROM conversation.ai_runs WHERE id = %(run)s
+"""
 EXTEND = """
 UPDATE conversation.run_watch
 SET until = clock_timestamp() + make_interval(secs => cancel_after_ms / 1000.0 + %(lease)s)
@@ -29,10 +29,14 @@ WHERE run_id = ANY(%(runs)s)
 """
 
 
+def begin(new: NewRun, lease: float) -> Statement:
+    """Begins to watch a new run, if it was made, as if a follower had just been there."""
+    return Statement(INSERT, {"run": new.run_id, "ms": new.cancel_after_ms, "lease": lease})
+
+
 async def insert(tx: Transaction, new: NewRun, lease: float) -> None:
-    """Begins to watch a new run, as if a follower had just been there."""
-    parameters = {"run": new.run_id, "project": new.project_id, "ms": new.cancel_after_ms, "lease": lease}
-    await tx.execute(INSERT, parameters)
+    """Begins to watch a new run of this transaction."""
+    await tx.exec_driver_sql(*begin(new, lease))
 
 
 async def extend(connection: AsyncConnection, runs: Sequence[UUID], lease: float) -> None:
