@@ -7,7 +7,8 @@ so a commit of the journal costs one message, however many runs it holds.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 
 import structlog
 from prometheus_client import Gauge
@@ -15,6 +16,7 @@ from prometheus_client import Gauge
 from kit import callers
 from kit.callers import Role, current_caller
 from kit.errors import ServiceError, invalid, seconds, unavailable
+from kit.ids import new_id
 from kit.interceptors import Call
 from services.conversation import limits
 from threadloom.conversation.v1 import relay_service_pb2 as api
@@ -23,7 +25,7 @@ from threadloom.conversation.v1.run_pb2 import RunEventBatch
 
 RELAYED = Gauge("threadloom_relayed_follows", "Follows that are told over relays.")
 
-Batches = AsyncIterator[RunEventBatch]
+Batches = AsyncGenerator[RunEventBatch, None]
 Start = Callable[[RunRequest], Batches]
 Follow = Callable[[FollowRequest], Batches]
 
@@ -52,6 +54,8 @@ class RelaySession:
                     yield self._take()
             await reading  # raises what the gateway did wrong
         finally:
+            self._is_over = True
+            self._emptied.set()  # nobody waits for room any more
             reading.cancel()
             for task in self._follows.values():
                 task.cancel()
@@ -75,23 +79,25 @@ class RelaySession:
         if id <= self._newest_id:
             raise invalid("follow_id", "A relay's follow ids must rise: this one is not above the newest.")
         self._newest_id = id
-        self._follows[id] = asyncio.create_task(self._tell(ask))
+        self._follows[id] = task = asyncio.create_task(self._tell(ask))
         RELAYED.inc()
+        task.add_done_callback(lambda _: self._told(id))  # a task that is cancelled at once runs no line of its own
 
     async def _tell(self, ask: api.RelayRequest) -> None:
         """One follow from its ask to its last item. The task has a context of its own, and so its own caller."""
         id = ask.follow_id
-        try:
-            with Call(START_METHOD if ask.HasField("start") else FOLLOW_METHOD) as call:
-                try:
-                    async for batch in self._batches(ask):
+        with Call(START_METHOD if ask.HasField("start") else FOLLOW_METHOD) as call:
+            try:
+                async with aclosing(self._batches(ask)) as batches:
+                    async for batch in batches:
                         await self._put(api.RelayItem(follow_id=id, batch=batch))
-                    await self._put(api.RelayItem(follow_id=id, end=api.RelayEnd()))
-                except Exception as error:
-                    await self._put(api.RelayItem(follow_id=id, refusal=_refusal(call.failed(error))))
-        finally:
-            del self._follows[id]
-            RELAYED.dec()
+                await self._put(api.RelayItem(follow_id=id, end=api.RelayEnd()))
+            except Exception as error:
+                await self._put(api.RelayItem(follow_id=id, refusal=_refusal(call.failed(error))))
+
+    def _told(self, id: int) -> None:
+        del self._follows[id]
+        RELAYED.dec()
 
     def _batches(self, ask: api.RelayRequest) -> Batches:
         match ask.WhichOneof("ask"):
@@ -101,7 +107,7 @@ class RelaySession:
                 asker = ask.follow.caller
             case _:
                 raise invalid("ask", "A relay starts, follows or unfollows.")
-        structlog.contextvars.bind_contextvars(request_id=asker.request_id)
+        structlog.contextvars.bind_contextvars(request_id=asker.request_id or str(new_id()))
         caller = callers.checked(asker.role, asker.project_id, asker.user_id)
         if caller.role is Role.SYSTEM:
             raise ServiceError("FORBIDDEN", "A relay asks on behalf of a user or of a project's service role.")
@@ -112,7 +118,7 @@ class RelaySession:
 
     async def _put(self, item: api.RelayItem) -> None:
         """Hands an item over; waits while the gateway does not read what waits already."""
-        while self._waiting_bytes >= limits.RELAY_WAITING_BYTES:
+        while self._waiting_bytes >= limits.RELAY_WAITING_BYTES and not self._is_over:
             self._emptied.clear()
             await self._emptied.wait()
         self._waiting.append(item)

@@ -76,6 +76,9 @@ class Follower:
         if self._follow is None:
             await self._pause()
             self._follow = self._open()
+        else:
+            # What the reader took for itself is no silence of the replicas.
+            self._progress_at += self._loop.time() - self._idle_since
         try:
             batch = await self._read(self._follow)
         except ServiceError as refusal:
