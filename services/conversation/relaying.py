@@ -37,7 +37,8 @@ class RelaySession:
 
     def __init__(self, start: Start, follow: Follow) -> None:
         self._start, self._follow = start, follow
-        self._waiting: deque[api.RelayItem] = deque()
+        self._waiting: deque[api.RelayResponse] = deque()  # items go straight into their message: no copy of a copy
+        self._sizes: deque[int] = deque()  # bytes of each
         self._waiting_bytes = 0
         self._filled, self._emptied = asyncio.Event(), asyncio.Event()
         self._follows: dict[int, asyncio.Task[None]] = {}
@@ -54,12 +55,17 @@ class RelaySession:
                     yield self._take()
             await reading  # raises what the gateway did wrong
         finally:
-            self._is_over = True
-            self._emptied.set()  # nobody waits for room any more
             reading.cancel()
-            for task in self._follows.values():
-                task.cancel()
+            self.close()
             await asyncio.wait({reading, *self._follows.values()})
+
+    def close(self) -> None:
+        """Ends every follow. For the end of the call: where its generator stood, gRPC just drops it."""
+        self._is_over = True
+        self._filled.set()
+        self._emptied.set()  # nobody waits for room any more
+        for task in self._follows.values():
+            task.cancel()
 
     async def _read(self, asks: AsyncIterator[api.RelayRequest]) -> None:
         try:
@@ -90,10 +96,16 @@ class RelaySession:
             try:
                 async with aclosing(self._batches(ask)) as batches:
                     async for batch in batches:
-                        await self._put(api.RelayItem(follow_id=id, batch=batch))
-                await self._put(api.RelayItem(follow_id=id, end=api.RelayEnd()))
+                        await self._room()
+                        self._put(id).batch.CopyFrom(batch)
+                        self._count()
+                await self._room()
+                self._put(id).end.SetInParent()
             except Exception as error:
-                await self._put(api.RelayItem(follow_id=id, refusal=_refusal(call.failed(error))))
+                refusal = _refusal(call.failed(error))
+                await self._room()
+                self._put(id).refusal.CopyFrom(refusal)
+            self._count()
 
     def _told(self, id: int) -> None:
         del self._follows[id]
@@ -116,23 +128,30 @@ class RelaySession:
         current_caller.set(caller)
         return self._start(ask.start.run) if ask.HasField("start") else self._follow(ask.follow.follow)
 
-    async def _put(self, item: api.RelayItem) -> None:
-        """Hands an item over; waits while the gateway does not read what waits already."""
+    async def _room(self) -> None:
+        """Waits while the gateway does not read what waits already."""
         while self._waiting_bytes >= limits.RELAY_WAITING_BYTES and not self._is_over:
             self._emptied.clear()
             await self._emptied.wait()
-        self._waiting.append(item)
-        self._waiting_bytes += item.ByteSize()
+
+    def _put(self, id: int) -> api.RelayItem:
+        """A new item in the message that is next to be closed; to be filled at once, and counted."""
+        if not self._waiting or self._sizes[-1] >= limits.RELAY_MESSAGE_BYTES:
+            self._waiting.append(api.RelayResponse())
+            self._sizes.append(0)
+        return self._waiting[-1].items.add(follow_id=id)
+
+    def _count(self) -> None:
+        """Counts the newest item, now that it is filled."""
+        size = self._waiting[-1].items[-1].ByteSize()
+        self._sizes[-1] += size
+        self._waiting_bytes += size
         self._filled.set()
 
     def _take(self) -> api.RelayResponse:
         """Everything that waits, up to a message's size."""
-        taken, size = api.RelayResponse(), 0
-        while self._waiting and size < limits.RELAY_MESSAGE_BYTES:
-            item = self._waiting.popleft()
-            size += item.ByteSize()
-            taken.items.append(item)
-        self._waiting_bytes -= size
+        taken = self._waiting.popleft()
+        self._waiting_bytes -= self._sizes.popleft()
         if not self._waiting:
             self._filled.clear()
         self._emptied.set()

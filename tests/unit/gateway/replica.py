@@ -151,9 +151,11 @@ class Replica(
         await self._server.set_serving(serving)
 
     async def Relay(  # type: ignore[override]
-        self, request_iterator: AsyncIterator[relay_service_pb2.RelayRequest], _: aio.ServicerContext[Any, Any]
+        self, request_iterator: AsyncIterator[relay_service_pb2.RelayRequest], context: aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[relay_service_pb2.RelayResponse]:
-        async for response in RelaySession(self._start, self._follow).serve(request_iterator):
+        session = RelaySession(self._start, self._follow)
+        context.add_done_callback(lambda _: session.close())
+        async for response in session.serve(request_iterator):
             yield response
 
     async def _start(self, request: pb.RunRequest) -> Batches:
