@@ -189,7 +189,7 @@ class Follower:
         return ()
 
     def _progress(self) -> None:
-        self._progress_at = self._loop.time()
+        self._progress_at = self._idle_since  # when the batch came
         self._attempts = self._refusals = 0
 
     def _refused(self, refusal: ServiceError) -> Sequence[RunEvent]:
