@@ -1,7 +1,7 @@
 """The RPCs of ConversationService: check, call, translate. No rules, no SQL."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import sha256
 from uuid import UUID
@@ -235,7 +235,7 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
         async for batch in self.follow(request):
             yield api.FollowResponse(batch=batch)
 
-    async def start(self, request: api.RunRequest) -> AsyncIterator[RunEventBatch]:
+    async def start(self, request: api.RunRequest) -> AsyncGenerator[RunEventBatch, None]:
         """Starts a run for the current caller; what Run and a relay tell of it."""
         who = caller()
         admitted = await self._admission.start(who, thread_id_of(request.thread_id), request)
@@ -243,7 +243,7 @@ class ConversationServicer(api_grpc.ConversationServiceServicer):
             async for batch in self._hub.follow(admitted.run, 0, admitted.first):
                 yield batch
 
-    async def follow(self, request: api.FollowRequest) -> AsyncIterator[RunEventBatch]:
+    async def follow(self, request: api.FollowRequest) -> AsyncGenerator[RunEventBatch, None]:
         """What Follow and a relay tell the current caller of a run."""
         row = await self._find_run(request.thread_id, request.run_id)
         after = _checked_after(row, request.after_seq)

@@ -76,6 +76,9 @@ class Follower:
         if self._follow is None:
             await self._pause()
             self._follow = self._open()
+        else:
+            # What the reader took for itself is no silence of the replicas.
+            self._progress_at += self._loop.time() - self._idle_since
         try:
             batch = await self._read(self._follow)
         except ServiceError as refusal:
@@ -186,7 +189,7 @@ class Follower:
         return ()
 
     def _progress(self) -> None:
-        self._progress_at = self._loop.time()
+        self._progress_at = self._idle_since  # when the batch came
         self._attempts = self._refusals = 0
 
     def _refused(self, refusal: ServiceError) -> Sequence[RunEvent]:

@@ -70,9 +70,9 @@ REQUEST_ID_CHARS = 128
 # A path in the access log is cut here.
 LOGGED_PATH_CHARS = 256
 
-# A relay takes no new follows after this long, and ends with its last one: the server ends connections after 600 s,
-# with a grace of 300 s, and a turn takes 120 s.
-RELAY_SECONDS = 480.0
+# A relay takes no new follows after this long, and ends with its last one. Servers cut a connection 300 s after it
+# became too old, and a relay may have been opened just before that: its last turn, of 120 s, has to fit.
+RELAY_SECONDS = 160.0
 # What may wait for one reader; a slower one reads from the log again. A burst's merged batches fit many times.
 BUFFER_BATCHES = 256
 BUFFER_BYTES = 1024 * 1024

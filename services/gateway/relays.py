@@ -1,7 +1,7 @@
 """The gateway's relays: one stream a conversation replica for all runs followed there (durability.md 33).
 
 A Relay hands what comes to the buffers of its follows and never waits for one of
-them: a reader that is too slow loses its buffer, and follows again from its seq.
+them: a reader that is too slow gets what its buffer holds, and follows again from its seq.
 Items are named by a follow id of our own choosing, so events cannot come before it is
 known whose they are. Nothing here fails over: that is the Follower's.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # this class exists in the stubs' types only
     from threadloom.conversation.v1.relay_service_pb2_grpc import RelayServiceAsyncStub
 
 RELAYS = Gauge("threadloom_gateway_relays", "Relays that are open.")
-OVERFLOWS = Counter("threadloom_gateway_overflows_total", "Buffers dropped because their readers were too slow.")
+OVERFLOWS = Counter("threadloom_gateway_overflows_total", "Follows ended because their readers were too slow.")
 
 
 class FollowLost(Exception):
@@ -88,7 +88,11 @@ class Follow:
             self.end(FollowLost(why))
 
     def put(self, batch: RunEventBatch) -> None:
-        """Hands a batch to the reader. Beyond the buffer's bound what waits is dropped, and the follow lost."""
+        """Hands a batch to the reader. Beyond the buffer's bound no more comes: FollowLost follows what waits.
+
+        What waits is in order, so it is kept: a reader that got none of it would ask for the same again,
+        and never come further when one message holds more than the buffer.
+        """
         if self._wake():
             self._waiting.append((batch, 0))
             return
@@ -97,7 +101,6 @@ class Follow:
         self._bytes += size
         if len(self._waiting) > BUFFER_BATCHES or self._bytes > BUFFER_BYTES:
             OVERFLOWS.inc()
-            self._waiting.clear()
             self.cancel("slow")
 
     def end(self, why: ServiceError | FollowLost | None) -> None:
@@ -226,6 +229,7 @@ class Relay:
     def _ended(self, why: ServiceError | FollowLost) -> None:
         self._is_closed = True
         self._writing.cancel()
+        self._call.cancel()  # a no-op, but where reading failed here
         RELAYS.dec()
         for follow in self._follows.values():
             follow.end(why)

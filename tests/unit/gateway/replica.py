@@ -1,7 +1,7 @@
 """A conversation replica at transport level: a real gRPC server whose answers a test writes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Self
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -52,7 +52,7 @@ PROJECT_ID = "01900000-0000-7000-8000-0000000000f1"
 SECRET = "a-secret-of-the-project-that-is-long-enough-for-hs256"
 ANON, SERVICE, OTHER_SERVICE = "anon-key", "service-key", "service-key-of-other"
 
-Batches = AsyncIterator[RunEventBatch]
+Batches = AsyncGenerator[RunEventBatch, None]
 Script = Callable[[Any], Batches]
 
 PROJECTS = {
@@ -146,16 +146,22 @@ class Replica(
 
     async def die(self) -> None:
         """Ends at once, calls under way included."""
-        await self._server.stop(0)
+        await self.stop(0)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Ends as a replica does that is asked to: calls under way get so long."""
+        await self._server.stop(grace_seconds)
 
     async def set_serving(self, serving: bool) -> None:
         """What its health says."""
         await self._server.set_serving(serving)
 
     async def Relay(  # type: ignore[override]
-        self, request_iterator: AsyncIterator[relay_service_pb2.RelayRequest], _: aio.ServicerContext[Any, Any]
+        self, request_iterator: AsyncIterator[relay_service_pb2.RelayRequest], context: aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[relay_service_pb2.RelayResponse]:
-        async for response in RelaySession(self._start, self._follow).serve(request_iterator):
+        session = RelaySession(self._start, self._follow)
+        context.add_done_callback(lambda _: session.close())
+        async for response in session.serve(request_iterator):
             yield response
 
     async def _start(self, request: pb.RunRequest) -> Batches:
