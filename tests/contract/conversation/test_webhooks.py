@@ -1,23 +1,21 @@
 """Webhooks hear of every run's end at least once, signed, whatever their receivers do meanwhile."""
 
 import asyncio
-import base64
-import hashlib
-import hmac
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 import pytest_asyncio
-from aiohttp import web
 
 from kit.errors import ServiceError
 from services.conversation import limits, server
 from services.conversation.webhooks import Deliverer
 from tests.contract.conversation.harness import Launcher, Person, Service, Sql, eventually
 from tests.fakes.provider import FakeProvider
+from tests.fakes.receiver import Receiver, running_receiver
 from threadloom.conversation.v1 import webhook_service_pb2 as api
 from threadloom.conversation.v1.webhook_service_pb2_grpc import WebhookServiceStub
 
@@ -27,42 +25,10 @@ if TYPE_CHECKING:
 BOTH = ("run.finished", "run.failed")
 
 
-class Receiver:
-    """A real HTTP server that answers as it is told: a status, or `hang`, `close`, `redirect`."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, list[int | str]] = {}
-        self.got: list[tuple[str, dict[str, str], bytes]] = []
-        self.url = ""
-
-    async def handle(self, request: web.Request) -> web.Response:
-        self.got.append((request.path, {k.lower(): v for k, v in request.headers.items()}, await request.read()))
-        queue = self.answers.get(request.path, [])
-        answer = queue.pop(0) if len(queue) > 1 else queue[0] if queue else 204
-        if answer == "hang":
-            await asyncio.sleep(60)
-        if answer == "close":
-            assert request.transport is not None
-            request.transport.close()
-        if answer == "redirect":
-            return web.Response(status=307, headers={"Location": "/elsewhere"})
-        return web.Response(status=answer if isinstance(answer, int) else 200, text="x" * 100_000)
-
-    def at(self, path: str) -> list[tuple[str, dict[str, str], bytes]]:
-        return [one for one in self.got if one[0] == path]
-
-
 @pytest_asyncio.fixture
 async def receiver() -> AsyncIterator[Receiver]:
-    found = Receiver()
-    app = web.Application()
-    app.router.add_route("*", "/{any:.*}", found.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    found.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield found
-    await runner.cleanup()
+    async with running_receiver() as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +38,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "Deliverer", lambda pool, out, ring: Deliverer(pool, out, ring, pauses))
     monkeypatch.setattr(limits, "WEBHOOK_SECONDS", 0.5)
     monkeypatch.setattr(limits, "WEBHOOK_POLL_SECONDS", 0.05)
-    monkeypatch.setattr(limits, "WEBHOOK_DRAIN_SECONDS", 1.0)
+    monkeypatch.setattr(limits, "WEBHOOK_REST_SECONDS", 0.001)
+    monkeypatch.setattr(limits, "WEBHOOK_REST_MAX_SECONDS", 0.06)
 
 
 @pytest_asyncio.fixture
@@ -109,29 +76,21 @@ async def ask(service: Service) -> str:
     return (await service.alice.run(await service.alice.thread(), "hello").end()).run_id
 
 
-def is_signed(secret: str, headers: dict[str, str], body: bytes) -> bool:
-    """As the standard says, written without our own."""
-    key = base64.b64decode(secret.split("_", 1)[1])
-    signed = headers["webhook-id"].encode() + b"." + headers["webhook-timestamp"].encode() + b"." + body
-    expected = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
-    return headers["webhook-signature"] == f"v1,{expected}"
-
-
 async def test_a_finished_run_is_told_once_and_signed(service: Service, receiver: Receiver) -> None:
     admin = Admin(service)
     hook, secret = await admin.create(receiver.url + "/a")
     run = await ask(service)
     row = await admin.until(hook, api.DELIVERY_STATE_DELIVERED)
-    ((_, headers, body),) = receiver.got
-    assert is_signed(secret, headers, body)
-    assert not is_signed(secret, headers, body + b" ")
-    assert headers["webhook-id"] == row.id
-    told = json.loads(body)
+    (got,) = receiver.got
+    assert got.is_signed(secret)
+    assert not replace(got, body=got.body + b" ").is_signed(secret)
+    assert got.id == row.id
+    told = json.loads(got.body)
     assert told["type"] == "run.finished"
     assert told["data"]["run_id"] == run
     assert (told["data"]["user_id"], told["data"]["status"]) == ("alice", "succeeded")
     assert told["data"]["usage"]["output_tokens"] > 0
-    assert b"hello" not in body
+    assert b"hello" not in got.body
 
 
 async def test_a_project_without_webhooks_that_want_it_adds_no_row(
@@ -155,8 +114,8 @@ async def test_a_receiver_in_trouble_gets_it_later_under_the_same_id(
     await ask(service)
     row = await admin.until(hook, api.DELIVERY_STATE_DELIVERED)
     assert row.attempts == 3
-    assert {headers["webhook-id"] for _, headers, _ in receiver.got} == {row.id}
-    assert all(is_signed(secret, headers, body) for _, headers, body in receiver.got)
+    assert {got.id for got in receiver.got} == {row.id}
+    assert all(got.is_signed(secret) for got in receiver.got)
     assert not receiver.at("/elsewhere")
 
 
@@ -229,7 +188,7 @@ async def test_who_dies_between_sending_and_writing_down_has_it_sent_again(
         UUID(row.id),
     )
     await eventually(lambda: _count(receiver, 2))
-    assert {headers["webhook-id"] for _, headers, _ in receiver.got} == {row.id}
+    assert {got.id for got in receiver.got} == {row.id}
 
 
 async def test_a_later_event_of_a_run_waits_for_an_earlier_one(service: Service, receiver: Receiver, sql: Sql) -> None:
@@ -243,7 +202,7 @@ async def test_a_later_event_of_a_run_waits_for_an_earlier_one(service: Service,
         " FROM conversation.webhook_deliveries"
     )
     await eventually(lambda: _count(receiver, 5))
-    assert [b"later" in body for _, _, body in receiver.got] == [False] * 4 + [True]
+    assert [b"later" in got.body for got in receiver.got] == [False] * 4 + [True]
 
 
 async def test_a_failed_run_is_told_as_failed(
@@ -254,7 +213,7 @@ async def test_a_failed_run_is_told_as_failed(
     reading = service.alice.run(await service.alice.thread(), "hello", model="a-model-without-a-price")
     await reading.end()
     await eventually(lambda: _count(receiver, 1))
-    told = json.loads(receiver.got[0][2])
+    told = json.loads(receiver.got[0].body)
     assert told["type"] == "run.failed"
     assert told["data"]["error"]["code"] == "MODEL_NOT_PRICED"
     assert told["data"]["message_id"] is None
@@ -270,9 +229,8 @@ async def test_a_secret_can_be_rotated_and_a_project_has_ten_webhooks(service: S
     secret = (await admin.call("RotateWebhookSecret", api.RotateWebhookSecretRequest(webhook_id=ids[0]))).secret
     await admin.call("SendTestWebhook", api.SendTestWebhookRequest(webhook_id=ids[0]))
     await eventually(lambda: _count(receiver, 1))
-    _, headers, body = receiver.got[0]
-    assert is_signed(secret, headers, body)
-    assert json.loads(body)["type"] == "ping"
+    assert receiver.got[0].is_signed(secret)
+    assert json.loads(receiver.got[0].body)["type"] == "ping"
 
 
 async def test_only_its_own_projects_service_role_reaches_a_webhook(
@@ -313,5 +271,5 @@ async def test_only_its_own_projects_service_role_reaches_a_webhook(
 async def _count(receiver: Receiver, count: int, path: str = "") -> bool:
     """Whether so many different deliveries, or tries of any, came."""
     if path:
-        return len({headers["webhook-id"] for _, headers, _ in receiver.at(path)}) >= count
+        return len({got.id for got in receiver.at(path)}) >= count
     return len(receiver.got) >= count
