@@ -14,6 +14,7 @@ from aiohttp import web
 from deploy.local.ports import free_port
 
 HANG_SECONDS = 60.0
+SLOW_SECONDS = 0.1
 BODY = "x" * 100_000  # more than is read of it
 
 
@@ -39,7 +40,7 @@ class Got:
 
 
 class Receiver:
-    """`answers`, by path: statuses, `hang`, `close` or `redirect`, one for each try, the last for all that follow."""
+    """`answers`, by path: statuses, `hang`, `slow`, `close` or `redirect`, one for each try, the last for all that follow."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[int | str]] = {}
@@ -59,7 +60,7 @@ class Receiver:
         """Listens from now on."""
         app = web.Application()
         app.router.add_route("*", "/{any:.*}", self._handle)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
 
@@ -89,6 +90,8 @@ class Receiver:
         answer = queue.pop(0) if len(queue) > 1 else queue[0] if queue else 204
         if answer == "hang":
             await asyncio.sleep(HANG_SECONDS)
+        if answer == "slow":
+            await asyncio.sleep(SLOW_SECONDS)
         if answer == "close":
             assert request.transport is not None
             request.transport.close()

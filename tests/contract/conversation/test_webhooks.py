@@ -2,78 +2,26 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 import pytest_asyncio
 
 from kit.errors import ServiceError
-from services.conversation import limits, server
-from services.conversation.webhooks import Deliverer
-from tests.contract.conversation.harness import Launcher, Person, Service, Sql, eventually
+from services.conversation import limits
+from tests.contract.conversation.harness import Launcher, Service, Sql, eventually
+from tests.contract.conversation.hooks import BOTH, Admin, ask, count
 from tests.fakes.provider import FakeProvider
-from tests.fakes.receiver import Receiver, running_receiver
+from tests.fakes.receiver import Receiver
 from threadloom.conversation.v1 import webhook_service_pb2 as api
-from threadloom.conversation.v1.webhook_service_pb2_grpc import WebhookServiceStub
 
-if TYPE_CHECKING:
-    from threadloom.conversation.v1.webhook_service_pb2_grpc import WebhookServiceAsyncStub
-
-BOTH = ("run.finished", "run.failed")
-
-
-@pytest_asyncio.fixture
-async def receiver() -> AsyncIterator[Receiver]:
-    async with running_receiver() as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses of the schedule a thousandth of what they are; tries of half a second."""
-    pauses = tuple(min(pause / 1000, 0.3) for pause in limits.WEBHOOK_PAUSES)
-    monkeypatch.setattr(server, "Deliverer", lambda pool, out, ring: Deliverer(pool, out, ring, pauses))
-    monkeypatch.setattr(limits, "WEBHOOK_SECONDS", 0.5)
-    monkeypatch.setattr(limits, "WEBHOOK_POLL_SECONDS", 0.05)
-    monkeypatch.setattr(limits, "WEBHOOK_REST_SECONDS", 0.001)
-    monkeypatch.setattr(limits, "WEBHOOK_REST_MAX_SECONDS", 0.06)
+pytestmark = pytest.mark.usefixtures("quick_webhooks")
 
 
 @pytest_asyncio.fixture
 async def service(launch: Launcher) -> Service:
     return await launch(THREADLOOM_ALLOWED_HOSTS="127.0.0.1")
-
-
-class Admin:
-    """The service role at WebhookService."""
-
-    def __init__(self, service: Service, who: Person | None = None) -> None:
-        self.person = who or service.role
-        self.stub: WebhookServiceAsyncStub = WebhookServiceStub(service.channel)
-
-    async def call(self, name: str, request: object) -> Any:
-        return await self.person.call(getattr(self.stub, name), request)
-
-    async def create(self, url: str, events: tuple[str, ...] = BOTH) -> tuple[str, str]:
-        answer = await self.call("CreateWebhook", api.CreateWebhookRequest(url=url, events=events))
-        return answer.webhook.id, answer.secret
-
-    async def deliveries(self, webhook: str) -> list[api.WebhookDelivery]:
-        request = api.ListWebhookDeliveriesRequest(webhook_id=webhook)
-        return list((await self.call("ListWebhookDeliveries", request)).deliveries)
-
-    async def until(self, webhook: str, state: int) -> api.WebhookDelivery:
-        async def look() -> list[api.WebhookDelivery]:
-            return [one for one in await self.deliveries(webhook) if one.state == state]
-
-        return (await eventually(look))[0]
-
-
-async def ask(service: Service) -> str:
-    return (await service.alice.run(await service.alice.thread(), "hello").end()).run_id
 
 
 async def test_a_finished_run_is_told_once_and_signed(service: Service, receiver: Receiver) -> None:
@@ -141,7 +89,7 @@ async def test_one_that_hangs_delays_no_other(service: Service, receiver: Receiv
     for _ in range(6):
         await ask(service)
     async with asyncio.timeout(5):
-        await eventually(lambda: _count(receiver, 6, "/quick"))
+        await eventually(lambda: count(receiver, 6, "/quick"))
     assert all(one.state == api.DELIVERY_STATE_PENDING for one in await admin.deliveries(slow))
 
 
@@ -187,7 +135,7 @@ async def test_who_dies_between_sending_and_writing_down_has_it_sent_again(
         " due_at = clock_timestamp() + interval '0.2 s' WHERE id = %s",
         UUID(row.id),
     )
-    await eventually(lambda: _count(receiver, 2))
+    await eventually(lambda: count(receiver, 2))
     assert {got.id for got in receiver.got} == {row.id}
 
 
@@ -201,7 +149,7 @@ async def test_a_later_event_of_a_run_waits_for_an_earlier_one(service: Service,
         " SELECT gen_random_uuid(), webhook_id, project_id, run_id, 'run.failed', '{\"later\": 1}'"
         " FROM conversation.webhook_deliveries"
     )
-    await eventually(lambda: _count(receiver, 5))
+    await eventually(lambda: count(receiver, 5))
     assert [b"later" in got.body for got in receiver.got] == [False] * 4 + [True]
 
 
@@ -212,7 +160,7 @@ async def test_a_failed_run_is_told_as_failed(
     await admin.create(receiver.url)
     reading = service.alice.run(await service.alice.thread(), "hello", model="a-model-without-a-price")
     await reading.end()
-    await eventually(lambda: _count(receiver, 1))
+    await eventually(lambda: count(receiver, 1))
     told = json.loads(receiver.got[0].body)
     assert told["type"] == "run.failed"
     assert told["data"]["error"]["code"] == "MODEL_NOT_PRICED"
@@ -228,7 +176,7 @@ async def test_a_secret_can_be_rotated_and_a_project_has_ten_webhooks(service: S
         await admin.call("DeleteWebhook", api.DeleteWebhookRequest(webhook_id=id))
     secret = (await admin.call("RotateWebhookSecret", api.RotateWebhookSecretRequest(webhook_id=ids[0]))).secret
     await admin.call("SendTestWebhook", api.SendTestWebhookRequest(webhook_id=ids[0]))
-    await eventually(lambda: _count(receiver, 1))
+    await eventually(lambda: count(receiver, 1))
     assert receiver.got[0].is_signed(secret)
     assert json.loads(receiver.got[0].body)["type"] == "ping"
 
@@ -266,10 +214,3 @@ async def test_only_its_own_projects_service_role_reaches_a_webhook(
                 await elsewhere.call(name, request)
             assert caught.value.reason == "NOT_FOUND", name
     assert await sql.contents() == before
-
-
-async def _count(receiver: Receiver, count: int, path: str = "") -> bool:
-    """Whether so many different deliveries, or tries of any, came."""
-    if path:
-        return len({got.id for got in receiver.at(path)}) >= count
-    return len(receiver.got) >= count

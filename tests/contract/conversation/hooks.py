@@ -1,0 +1,49 @@
+"""Webhooks as their project's service role has them, and what a receiver got."""
+
+from typing import TYPE_CHECKING, Any
+
+from tests.contract.conversation.harness import Person, Service, eventually
+from tests.fakes.receiver import Receiver
+from threadloom.conversation.v1 import webhook_service_pb2 as api
+from threadloom.conversation.v1.webhook_service_pb2_grpc import WebhookServiceStub
+
+if TYPE_CHECKING:
+    from threadloom.conversation.v1.webhook_service_pb2_grpc import WebhookServiceAsyncStub
+
+BOTH = ("run.finished", "run.failed")
+
+
+class Admin:
+    """The service role at WebhookService."""
+
+    def __init__(self, service: Service, who: Person | None = None) -> None:
+        self.person = who or service.role
+        self.stub: WebhookServiceAsyncStub = WebhookServiceStub(service.channel)
+
+    async def call(self, name: str, request: object) -> Any:
+        return await self.person.call(getattr(self.stub, name), request)
+
+    async def create(self, url: str, events: tuple[str, ...] = BOTH) -> tuple[str, str]:
+        answer = await self.call("CreateWebhook", api.CreateWebhookRequest(url=url, events=events))
+        return answer.webhook.id, answer.secret
+
+    async def deliveries(self, webhook: str) -> list[api.WebhookDelivery]:
+        request = api.ListWebhookDeliveriesRequest(webhook_id=webhook)
+        return list((await self.call("ListWebhookDeliveries", request)).deliveries)
+
+    async def until(self, webhook: str, state: int) -> api.WebhookDelivery:
+        async def look() -> list[api.WebhookDelivery]:
+            return [one for one in await self.deliveries(webhook) if one.state == state]
+
+        return (await eventually(look))[0]
+
+
+async def ask(service: Service) -> str:
+    return (await service.alice.run(await service.alice.thread(), "hello").end()).run_id
+
+
+async def count(receiver: Receiver, least: int, path: str = "") -> bool:
+    """Whether so many different deliveries, or tries of any, came."""
+    if path:
+        return len({got.id for got in receiver.at(path)}) >= least
+    return len(receiver.got) >= least
