@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from uuid import UUID
 
 import psycopg
+import psycopg_pool
 import pytest
 import pytest_asyncio
 import uvloop
@@ -52,6 +53,15 @@ def database(kept_database: Database) -> Database:
         for schema, table in connection.execute(TABLES).fetchall():
             connection.execute(pg.SQL("DELETE FROM {}").format(pg.Identifier(schema, table)))
     return kept_database
+
+
+@pytest_asyncio.fixture
+async def engine_pool(database: Database) -> AsyncIterator[psycopg_pool.AsyncConnectionPool]:
+    """The engine role's connections, for what a test calls itself."""
+    async with psycopg_pool.AsyncConnectionPool(
+        database.engine_url, min_size=1, kwargs={"autocommit": True}, open=False
+    ) as pool:
+        yield pool
 
 
 @pytest_asyncio.fixture

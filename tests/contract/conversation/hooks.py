@@ -20,16 +20,16 @@ class Admin:
         self.person = who or service.role
         self.stub: WebhookServiceAsyncStub = WebhookServiceStub(service.channel)
 
-    async def call(self, name: str, request: object) -> Any:
-        return await self.person.call(getattr(self.stub, name), request)
+    async def call(self, method: Any, request: object) -> Any:
+        return await self.person.call(method, request)
 
     async def create(self, url: str, events: tuple[str, ...] = BOTH) -> tuple[str, str]:
-        answer = await self.call("CreateWebhook", api.CreateWebhookRequest(url=url, events=events))
+        answer = await self.call(self.stub.CreateWebhook, api.CreateWebhookRequest(url=url, events=events))
         return answer.webhook.id, answer.secret
 
     async def deliveries(self, webhook: str) -> list[api.WebhookDelivery]:
         request = api.ListWebhookDeliveriesRequest(webhook_id=webhook)
-        return list((await self.call("ListWebhookDeliveries", request)).deliveries)
+        return list((await self.call(self.stub.ListWebhookDeliveries, request)).deliveries)
 
     async def until(self, webhook: str, state: int) -> api.WebhookDelivery:
         async def look() -> list[api.WebhookDelivery]:

@@ -26,15 +26,6 @@ from threadloom.conversation.v1.run_event_pb2 import RunEvent
 
 
 @pytest_asyncio.fixture
-async def engine_pool(database: Database) -> AsyncIterator[psycopg_pool.AsyncConnectionPool]:
-    """The engine role's connections, for what a test calls itself."""
-    async with psycopg_pool.AsyncConnectionPool(
-        database.engine_url, min_size=1, kwargs={"autocommit": True}, open=False
-    ) as pool:
-        yield pool
-
-
-@pytest_asyncio.fixture
 async def trim(engine_pool: psycopg_pool.AsyncConnectionPool) -> Sweeper:
     """A sweeper that keeps nothing of what ended."""
     return Sweeper(engine_pool, kept_seconds=0.001, kept_bytes=1, ring=KeyRing({}))

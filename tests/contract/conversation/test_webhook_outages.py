@@ -124,11 +124,11 @@ async def test_a_run_that_ends_here_is_told_without_waiting_for_the_next_look(
     admin = Admin(service)
     hook, _ = await admin.create(receiver.url)
     monkeypatch.setattr(limits, "WEBHOOK_POLL_SECONDS", 60.0)
-    await admin.call("SendTestWebhook", api.SendTestWebhookRequest(webhook_id=hook))
+    await admin.call(admin.stub.SendTestWebhook, api.SendTestWebhookRequest(webhook_id=hook))
     row = await admin.until(hook, api.DELIVERY_STATE_DELIVERED)  # by now the deliverer's pause is the long one
     await ask(service)
     await eventually(lambda: count(receiver, 2))
-    await admin.call("RedeliverWebhookDelivery", api.RedeliverWebhookDeliveryRequest(delivery_id=row.id))
+    await admin.call(admin.stub.RedeliverWebhookDelivery, api.RedeliverWebhookDeliveryRequest(delivery_id=row.id))
     await eventually(lambda: count(receiver, 3))
 
 

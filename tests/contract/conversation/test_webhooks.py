@@ -47,7 +47,8 @@ async def test_a_project_without_webhooks_that_want_it_adds_no_row(
     _hook, _ = await Admin(service).create(receiver.url, ("run.failed",))
     _other, _ = await Admin(service, service.people["role elsewhere"]).create(receiver.url)
     off, _ = await Admin(service).create(receiver.url)
-    await Admin(service).call("UpdateWebhook", api.UpdateWebhookRequest(webhook_id=off, enabled=False))
+    admin = Admin(service)
+    await admin.call(admin.stub.UpdateWebhook, api.UpdateWebhookRequest(webhook_id=off, enabled=False))
     await ask(service)
     assert await sql.value("SELECT count(*) FROM conversation.webhook_deliveries") == 0
 
@@ -77,7 +78,7 @@ async def test_after_the_last_try_it_is_failed_listed_and_sent_again_by_hand(
     row = await admin.until(hook, api.DELIVERY_STATE_FAILED)
     assert (row.attempts, row.last_status) == (len(limits.WEBHOOK_PAUSES) + 1, 503)
     receiver.answers["/a"] = [200]
-    await admin.call("RedeliverWebhookDelivery", api.RedeliverWebhookDeliveryRequest(delivery_id=row.id))
+    await admin.call(admin.stub.RedeliverWebhookDelivery, api.RedeliverWebhookDeliveryRequest(delivery_id=row.id))
     assert (await admin.until(hook, api.DELIVERY_STATE_DELIVERED)).id == row.id
 
 
@@ -97,9 +98,9 @@ async def test_gone_disables_the_webhook(service: Service, receiver: Receiver) -
     receiver.answers["/a"] = [410]
     admin = Admin(service)
     hook, _ = await admin.create(receiver.url + "/a")
-    await admin.call("SendTestWebhook", api.SendTestWebhookRequest(webhook_id=hook))
+    await admin.call(admin.stub.SendTestWebhook, api.SendTestWebhookRequest(webhook_id=hook))
     assert (await admin.until(hook, api.DELIVERY_STATE_FAILED)).attempts == 1
-    ((found,)) = (await admin.call("ListWebhooks", api.ListWebhooksRequest())).webhooks
+    ((found,)) = (await admin.call(admin.stub.ListWebhooks, api.ListWebhooksRequest())).webhooks
     assert (found.enabled, found.disabled_reason) == (False, "gone")
 
 
@@ -173,9 +174,9 @@ async def test_a_secret_can_be_rotated_and_a_project_has_ten_webhooks(service: S
     with pytest.raises(ServiceError, match="at most 10"):
         await admin.create(receiver.url)
     for id in ids[1:]:
-        await admin.call("DeleteWebhook", api.DeleteWebhookRequest(webhook_id=id))
-    secret = (await admin.call("RotateWebhookSecret", api.RotateWebhookSecretRequest(webhook_id=ids[0]))).secret
-    await admin.call("SendTestWebhook", api.SendTestWebhookRequest(webhook_id=ids[0]))
+        await admin.call(admin.stub.DeleteWebhook, api.DeleteWebhookRequest(webhook_id=id))
+    secret = (await admin.call(admin.stub.RotateWebhookSecret, api.RotateWebhookSecretRequest(webhook_id=ids[0]))).secret
+    await admin.call(admin.stub.SendTestWebhook, api.SendTestWebhookRequest(webhook_id=ids[0]))
     await eventually(lambda: count(receiver, 1))
     assert receiver.got[0].is_signed(secret)
     assert json.loads(receiver.got[0].body)["type"] == "ping"
@@ -202,15 +203,16 @@ async def test_only_its_own_projects_service_role_reaches_a_webhook(
     assert set(requests) == {method.name for method in api.DESCRIPTOR.services_by_name["WebhookService"].methods}
     for name, request in requests.items():
         for who in ("alice", "bob", "alice elsewhere", "system"):
+            wrong = Admin(service, service.people[who])
             with pytest.raises(ServiceError) as caught:
-                await Admin(service, service.people[who]).call(name, request)
+                await wrong.call(getattr(wrong.stub, name), request)
             assert caught.value.reason == "FORBIDDEN", (name, who)
     elsewhere = Admin(service, service.people["role elsewhere"])
-    assert not (await elsewhere.call("ListWebhooks", requests["ListWebhooks"])).webhooks
-    await elsewhere.call("DeleteWebhook", requests["DeleteWebhook"])
+    assert not (await elsewhere.call(elsewhere.stub.ListWebhooks, requests["ListWebhooks"])).webhooks
+    await elsewhere.call(elsewhere.stub.DeleteWebhook, requests["DeleteWebhook"])
     for name, request in requests.items():
         if name not in ("ListWebhooks", "DeleteWebhook"):
             with pytest.raises(ServiceError) as caught:
-                await elsewhere.call(name, request)
+                await elsewhere.call(getattr(elsewhere.stub, name), request)
             assert caught.value.reason == "NOT_FOUND", name
     assert await sql.contents() == before
