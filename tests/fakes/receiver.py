@@ -40,7 +40,10 @@ class Got:
 
 
 class Receiver:
-    """`answers`, by path: statuses, `hang`, `slow`, `close` or `redirect`, one for each try, the last for all that follow."""
+    """`answers`, by path: one for each try, the last for all that follow.
+
+    A status, `hang`, `slow`, `close` or `redirect`; without any 204.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, list[int | str]] = {}

@@ -179,11 +179,8 @@ class Person:
         self.metadata = call_metadata(CREDENTIAL, caller, "request-of-tests")
         self.conversation = ConversationServiceStub(channel)
         self.projects = ProjectServiceStub(channel)
-        self._others = {"RelayService": RelayServiceStub(channel), "WebhookService": WebhookServiceStub(channel)}
-
-    def stub(self, service: str) -> Any:
-        """The stub of a service by its name."""
-        return {"ConversationService": self.conversation, "ProjectService": self.projects, **self._others}[service]
+        self.relay = RelayServiceStub(channel)
+        self.webhooks = WebhookServiceStub(channel)
 
     async def call(self, method: Callable[..., Any], request: object) -> Any:
         """The answer of a unary method; raises the ServiceError it was refused with."""

@@ -169,7 +169,9 @@ async def things(service: Service, provider: FakeProvider, sql: Sql) -> Things:
 
 
 def rpcs() -> set[str]:
-    services = [service for file in (api, projects, relay, hooks) for service in file.DESCRIPTOR.services_by_name.values()]
+    services = [
+        service for file in (api, projects, relay, hooks) for service in file.DESCRIPTOR.services_by_name.values()
+    ]
     return {f"{service.name}.{method.name}" for service in services for method in service.methods}
 
 
@@ -180,9 +182,13 @@ def all_rows() -> list[tuple[str, Row]]:
 async def answer(person: Person, name: str, request: Message, metadata: Metadata | None = None) -> str:
     """The reason the call was refused with, or `own` when it was answered."""
     service, _, method = name.partition(".")
-    stub = person.stub(service)
-    asked = iter([request]) if service == "RelayService" else request
-    call: Any = getattr(stub, method)(asked, metadata=person.metadata if metadata is None else metadata, timeout=5)
+    given = person.metadata if metadata is None else metadata
+    call: Any
+    if service == "RelayService":
+        call = person.relay.Relay(iter([request]), metadata=given, timeout=5)
+    else:
+        stubs = {"ConversationService": person.conversation, "ProjectService": person.projects}
+        call = getattr(stubs.get(service, person.webhooks), method)(request, metadata=given, timeout=5)
     try:
         if isinstance(call, aio.UnaryStreamCall | aio.StreamStreamCall):
             async for _ in call:

@@ -68,9 +68,7 @@ async def test_runs_cancelled_before_their_turn_are_told(
     found = (await told(receiver, 1))[second.run_id]
     assert (found["type"], found["status"], found["cost_usd"]) == ("run.finished", "cancelled", "0.000000000")
     assert found["usage"]["input_tokens"] == 0
-    await alice.call(
-        alice.conversation.CancelRun, conversation.CancelRunRequest(thread_id=thread, include_queued=True)
-    )
+    await alice.call(alice.conversation.CancelRun, conversation.CancelRunRequest(thread_id=thread, include_queued=True))
     statuses = {run: one["status"] for run, one in (await told(receiver, 3)).items()}
     assert statuses == dict.fromkeys([first.run_id, second.run_id, third.run_id], "cancelled")
 
@@ -116,7 +114,12 @@ def sweeper(pool: psycopg_pool.AsyncConnectionPool, ring: KeyRing) -> Sweeper:
     ],
 )
 async def test_a_delivery_is_kept_as_long_as_told(
-    service: Service, receiver: Receiver, sql: Sql, engine_pool: psycopg_pool.AsyncConnectionPool, state: str, kept: float
+    service: Service,
+    receiver: Receiver,
+    sql: Sql,
+    engine_pool: psycopg_pool.AsyncConnectionPool,
+    state: str,
+    kept: float,
 ) -> None:
     admin = Admin(service)
     hook, _ = await admin.create(receiver.url)

@@ -175,7 +175,9 @@ async def test_a_secret_can_be_rotated_and_a_project_has_ten_webhooks(service: S
         await admin.create(receiver.url)
     for id in ids[1:]:
         await admin.call(admin.stub.DeleteWebhook, api.DeleteWebhookRequest(webhook_id=id))
-    secret = (await admin.call(admin.stub.RotateWebhookSecret, api.RotateWebhookSecretRequest(webhook_id=ids[0]))).secret
+    secret = (
+        await admin.call(admin.stub.RotateWebhookSecret, api.RotateWebhookSecretRequest(webhook_id=ids[0]))
+    ).secret
     await admin.call(admin.stub.SendTestWebhook, api.SendTestWebhookRequest(webhook_id=ids[0]))
     await eventually(lambda: count(receiver, 1))
     assert receiver.got[0].is_signed(secret)
