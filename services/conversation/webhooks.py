@@ -74,7 +74,7 @@ class Deliverer:
     async def stop(self) -> None:
         """Takes nothing more, lets what is under way end within 1.5 s, and gives the rest to others.
 
-        Up to twice ANSWER_SECONDS later when the database does not answer.
+        ANSWER_SECONDS longer at most when the database does not answer.
         """
         await stop_task(self._taking)
         await stop_task(self._looking)
