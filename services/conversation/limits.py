@@ -123,7 +123,8 @@ WEBHOOK_PARALLEL = 4  # tries at a time to one webhook, of one process; one that
 WEBHOOK_PROJECT_TRIES = 8  # at a time of one project, of one process: whoever's receivers hang holds an eighth of all
 WEBHOOK_TRIES_OPEN = 64  # of one process: each holds a socket, none a database connection
 WEBHOOK_POLL_SECONDS = 1.0  # how late an event is at most whose run ended in another process, or that is tried again
-WEBHOOK_GAP_SECONDS = 0.02  # between two looks for what is due: runs that end together cost one
+# Between two looks for what is due at least: 20 a second however many runs end, and 80 events to a webhook.
+WEBHOOK_GAP_SECONDS = 0.05
 # After so many failures in a row a webhook rests before its next try, whichever delivery that is: a dead receiver
 # with a backlog costs a try a minute, and one that is back gets the rest a minute later at most.
 WEBHOOK_REST_SECONDS, WEBHOOK_REST_MAX_SECONDS = 1.0, 60.0  # the first, doubled with each further failure

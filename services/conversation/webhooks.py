@@ -185,6 +185,7 @@ class Deliverer:
     async def _take_for_ever(self) -> None:
         while True:
             self._wake.clear()
+            looked = time.monotonic()
             try:
                 await self.take()
             except Exception as error:
@@ -195,7 +196,7 @@ class Deliverer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(limits.WEBHOOK_POLL_SECONDS):
                     await self._wake.wait()
-            await asyncio.sleep(limits.WEBHOOK_GAP_SECONDS)
+            await asyncio.sleep(max(0.0, looked + limits.WEBHOOK_GAP_SECONDS - time.monotonic()))
 
     async def _look_for_ever(self) -> None:
         while True:
