@@ -11,6 +11,14 @@ PAGE, PAGE_MAX = 50, 200
 # --- holds (durability.md 26)
 HOLD_SECONDS = 3600.0  # a backstop: longer than any call may take
 WINDOW_SECONDS = 60.0  # the rate limit is per minute (R134)
+PLACE_TRIES = 3  # decisions by sums that others may change meanwhile; after them, one under the lock
+SETTLE_TRIES = 4  # a barred call's price may be set between two
+LOCKED_TRIES = 5  # under the lock only a limit can change, by an admin's hand
+
+# --- guesses (store/guesses.py): wrong or forgotten, they cost a round trip
+PRICES_GUESSED = 10_000  # projects times models; some 200 bytes each
+RATES_KNOWN = 1024  # parsed price lists
+RATES_GUESSED = 16  # a settle sends what it would cost by each, 100 bytes of rates
 
 # --- upkeep
 SWEEP_SECONDS = 30.0
@@ -32,4 +40,7 @@ STATEMENT_MS = 10_000
 RECONCILE_MS = 120_000
 IDLE_IN_TRANSACTION_MS = 5_000
 POOL_TIMEOUT_SECONDS = 5.0
+RECONNECT_PAUSE_MAX_SECONDS = 1.0  # between tries to reach Postgres, which else double up to minutes
+KEPT_CONNECTIONS = 4  # open when nothing happens, so that a burst need not begin with sign-ins
+READ_CONNECTIONS = 4  # for admins and who asks what was spent, beside those that move money
 GRACE_SECONDS = 5.0  # calls under way at SIGTERM; each is one short transaction

@@ -11,6 +11,7 @@ from kit.serving import Server
 from kit.telemetry import log
 from services.billing import limits
 from services.billing.domain.terms import Terms
+from services.billing.moves import Moves
 from services.billing.servicer import BillingServicer
 from services.billing.settings import Settings
 from services.billing.upkeep import Upkeep
@@ -40,9 +41,21 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         )
         await pool.open()
         stack.push_async_callback(pool.close)
+        most = int(settings.pool_size)
+        money = psycopg_pool.AsyncConnectionPool(
+            make_conninfo(settings.database_url, options=SESSION, connect_timeout=limits.CONNECT_SECONDS),
+            min_size=min(most, limits.KEPT_CONNECTIONS),
+            max_size=most,
+            timeout=limits.POOL_TIMEOUT_SECONDS,
+            kwargs={"autocommit": True},
+            reconnect_timeout=limits.RECONNECT_PAUSE_MAX_SECONDS,
+            open=False,
+        )
+        await money.open()
+        stack.push_async_callback(money.close)
         engine = request_engine(
             settings.database_url,
-            pool_size=int(settings.pool_size),
+            pool_size=limits.READ_CONNECTIONS,
             connect_seconds=limits.CONNECT_SECONDS,
             connect_args={"options": SESSION},
         )
@@ -52,7 +65,7 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         stack.push_async_callback(upkeep.stop)
         defaults = Terms(settings.credits_per_usd, settings.runs_per_minute)
         server = Server(settings.credential, [service.full_name for service in DESCRIPTOR.services_by_name.values()])
-        add_BillingServiceServicer_to_server(BillingServicer(engine, defaults), server.grpc)
+        add_BillingServiceServicer_to_server(BillingServicer(engine, Moves(money, defaults), defaults), server.grpc)
         port = await server.start(settings.listen)
         log.info("ready", port=port)
         if on_ready is not None:

@@ -1,27 +1,25 @@
 """The RPCs of BillingService: who may ask, one transaction each, the answer. No SQL."""
 
-from datetime import UTC, datetime
 from uuid import UUID
 
 from grpc import aio
 from prometheus_client import Counter
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from kit import pages
 from kit.callers import Caller, Role, current_caller, is_user_id
 from kit.db import transaction
-from kit.errors import ServiceError, invalid, not_found
-from kit.rates import from_message, to_message
+from kit.errors import ServiceError, invalid
+from kit.rates import to_message
 from kit.telemetry import log
 from services.billing import limits, translate
-from services.billing.catalogue import published_rates
 from services.billing.domain.periods import PERIODS, WHOLE_PROJECT
 from services.billing.domain.terms import Terms
-from services.billing.store import accounts, holds, ledger, rules
+from services.billing.moves import Moves
+from services.billing.store import accounts, ledger, rules
 from services.billing.store.rules import EVERY_USER
 from threadloom.billing.v1 import billing_service_pb2 as api
 from threadloom.billing.v1 import billing_service_pb2_grpc as api_grpc
-from threadloom.common.v1.rates_pb2 import Rates as RatesMessage
 
 Context = aio.ServicerContext[object, object]
 
@@ -31,41 +29,25 @@ ALARMS = Counter("threadloom_billing_alarms_total", "Numbers that should agree a
 class BillingServicer(api_grpc.BillingServiceServicer):
     """See billing_service.proto."""
 
-    def __init__(self, engine: AsyncEngine, defaults: Terms) -> None:
-        self._engine, self._defaults = engine, defaults
+    def __init__(self, engine: AsyncEngine, moves: Moves, defaults: Terms) -> None:
+        self._engine, self._moves, self._defaults = engine, moves, defaults
 
     async def PlaceHold(self, request: api.PlaceHoldRequest, context: Context) -> api.PlaceHoldResponse:
         """Sets money aside."""
-        who = _mover(request.project_id)
+        _mover(request.project_id)
         call, wish = translate.call_in(request, _user_in(request.user_id)), translate.wish_in(request)
-        async with transaction(self._engine, who) as tx:
-            # Before the price: a call that has its hold keeps it, whatever became of the model's price.
-            row = await holds.get(tx, call, wish)
-            if row is None:
-                stored = await _rates(tx, call.project, call.model)
-                rates = from_message(RatesMessage.FromString(stored))
-                terms = await rules.get_terms(tx, call.project, self._defaults)
-                row = await holds.place(tx, call, wish, rates, stored, terms)
+        row = await self._moves.place(call, wish)
         return api.PlaceHoldResponse(hold=translate.hold_out(row))
 
     async def Settle(self, request: api.SettleRequest, context: Context) -> api.SettleResponse:
         """Books a call."""
         who, usage = _mover(request.project_id), translate.usage_in(request.usage)
         id, estimated = translate.id_in(request.api_call_id, "api_call_id"), request.estimated
-        reported, is_new = request.cost.nano_usd, False
+        reported = request.cost.nano_usd
         try:
-            async with transaction(self._engine, who) as tx:
-                hold = await holds.lock(tx, _project_of(who), id)
-                entry = await ledger.get(tx, _project_of(who), id)
-                if entry is not None:
-                    ledger.check_same(entry, usage, estimated=estimated, reported=reported)
-                elif hold is None:
-                    raise not_found("hold")
-                else:
-                    # A call that was barred was made all the same: nobody priced it, so it has today's price.
-                    stored = hold.rates if hold.rates is not None else await _rates(tx, hold.project_id, hold.model)
-                    rates, is_new = from_message(RatesMessage.FromString(stored)), True
-                    entry = await holds.settle(tx, hold, rates, usage, estimated=estimated, reported=reported)
+            entry, is_new = await self._moves.settle(
+                _project_of(who), id, usage, estimated=estimated, reported=reported
+            )
         except ServiceError as error:
             if error.reason == "IDEMPOTENCY_KEY_REUSED":
                 ALARMS.labels("settled twice").inc()
@@ -81,10 +63,8 @@ class BillingServicer(api_grpc.BillingServiceServicer):
 
     async def Release(self, request: api.ReleaseRequest, context: Context) -> api.ReleaseResponse:
         """Frees a hold, or bars a call that has none."""
-        who, call = _mover(request.project_id), translate.call_in(request, _user_in(request.user_id))
-        async with transaction(self._engine, who) as tx:
-            terms = await rules.get_terms(tx, call.project, self._defaults)
-            status = await holds.release(tx, call, terms.credits_per_usd)
+        _mover(request.project_id)
+        status = await self._moves.release(translate.call_in(request, _user_in(request.user_id)))
         return api.ReleaseResponse(state=translate.STATES[status])
 
     async def SetPrice(self, request: api.SetPriceRequest, context: Context) -> api.SetPriceResponse:
@@ -206,17 +186,6 @@ class BillingServicer(api_grpc.BillingServiceServicer):
             entries=[translate.entry_out(row) for row in rows[:size]],
             next_page_token="" if last is None else pages.encode_time(last.booked_at, last.api_call_id),
         )
-
-
-async def _rates(tx: AsyncConnection, project: UUID, model: str) -> bytes:
-    """The project's price, that of every project, or the published one, as stored; never nothing."""
-    stored = await rules.find_rates(tx, project, model)
-    if stored is not None:
-        return stored
-    published = published_rates(model, datetime.now(UTC))
-    if published is None:
-        raise translate.not_priced(model)
-    return to_message(published).SerializeToString()
 
 
 def _mover(project: str) -> Caller:

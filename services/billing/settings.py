@@ -44,7 +44,7 @@ class Settings:
         "1000",
         between(0, CREDITS_PER_USD_MAX),
     )
-    pool_size: int = setting("THREADLOOM_POOL_SIZE", "Postgres connections of the request role.", "10", count)
+    pool_size: int = setting("THREADLOOM_POOL_SIZE", "Postgres connections that move money.", "10", count)
     metrics_port: int = setting("THREADLOOM_METRICS_PORT", "Port of /metrics; 0: none.", "0", port)
     log_level: str = setting(
         "THREADLOOM_LOG_LEVEL", "How much is logged.", "INFO", one_of("DEBUG", "INFO", "WARNING", "ERROR")

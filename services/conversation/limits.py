@@ -11,6 +11,8 @@ FALLBACK_MODELS = 5  # each costs a user the time of a failed attempt
 EFFORT_CHARS = 32  # a word such as `medium`
 API_KEY_CHARS_MIN = 8  # a shorter one is a mistake, and could not be told from a word in a provider's error
 API_KEY_CHARS = 4096  # bearer tokens of clouds reach 2,000
+IDENTITY_CLAIM_CHARS = 500  # an issuer is a URL, an audience a URL or a client id
+JWKS_BYTES = 16 * 1024  # some thirty RSA keys; a gateway remembers the documents of thousands of projects
 OUTPUT_TOKENS_MAX = 1_000_000  # above any model's; catches milliseconds put in the wrong field
 
 # --- the queue of a thread (durability.md 22)

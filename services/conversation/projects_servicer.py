@@ -10,11 +10,14 @@ from kit.callers import SYSTEM, Caller, Role, current_caller, require_system
 from kit.db import transaction
 from kit.errors import ServiceError, invalid, not_found, unauthenticated
 from kit.ids import new_id, parse_id
+from kit.outbound import AllowedHosts
 from kit.sealing import KeyRing
-from services.conversation import limits, provider_keys, translate
+from services.conversation import identities, limits, provider_keys, translate
 from services.conversation.domain.checks import SLUG, check_api_key, check_provider, check_slug
+from services.conversation.store import identities as kept_identities
 from services.conversation.store import projects
 from services.conversation.store import provider_keys as kept_keys
+from services.conversation.store.identities import IdentityRow
 from services.conversation.store.projects import ProjectRow
 from threadloom.conversation.v1 import project_service_pb2 as api
 from threadloom.conversation.v1 import project_service_pb2_grpc as api_grpc
@@ -28,8 +31,8 @@ SECRET_BYTES = 32
 class ProjectServicer(api_grpc.ProjectServiceServicer):
     """See project_service.proto."""
 
-    def __init__(self, engine: AsyncEngine, ring: KeyRing) -> None:
-        self._engine, self._ring = engine, ring
+    def __init__(self, engine: AsyncEngine, ring: KeyRing, allowed: AllowedHosts) -> None:
+        self._engine, self._ring, self._allowed = engine, ring, allowed
 
     async def CreateProject(self, request: api.CreateProjectRequest, context: Context) -> api.CreateProjectResponse:
         """Creates a project."""
@@ -106,6 +109,34 @@ class ProjectServicer(api_grpc.ProjectServiceServicer):
             await kept_keys.delete_key(tx, project, provider)
         return api.DeleteProviderKeyResponse()
 
+    async def SetIdentity(self, request: api.SetIdentityRequest, context: Context) -> api.SetIdentityResponse:
+        """Keeps how tokens of a project's identity provider are verified."""
+        who, project = _project_of(request.project_id, "identity")
+        identity = identities.check_identity(request.identity, self._allowed)
+        async with transaction(self._engine, who) as tx:
+            kept = await kept_identities.put_identity(tx, project, identity)
+            if kept is None:
+                raise not_found("project")
+        return api.SetIdentityResponse(identity=_identity(kept))
+
+    async def GetIdentity(self, request: api.GetIdentityRequest, context: Context) -> api.GetIdentityResponse:
+        """Reads it."""
+        who, project = _project_of(request.project_id, "identity")
+        async with transaction(self._engine, who) as tx:
+            await _require_project(tx, who, project)
+            found = await kept_identities.get_identity(tx, project)
+        if found is None:
+            raise not_found("identity")
+        return api.GetIdentityResponse(identity=_identity(found))
+
+    async def DeleteIdentity(self, request: api.DeleteIdentityRequest, context: Context) -> api.DeleteIdentityResponse:
+        """Removes it."""
+        who, project = _project_of(request.project_id, "identity")
+        async with transaction(self._engine, who) as tx:
+            await _require_project(tx, who, project)
+            await kept_identities.delete_identity(tx, project)
+        return api.DeleteIdentityResponse()
+
     async def CreateStreamTicket(
         self, request: api.CreateStreamTicketRequest, context: Context
     ) -> api.CreateStreamTicketResponse:
@@ -133,7 +164,7 @@ class ProjectServicer(api_grpc.ProjectServiceServicer):
         return api.RedeemStreamTicketResponse(project_id=str(project), user_id=user, role=role)
 
 
-def _project_of(named: str) -> tuple[Caller, UUID]:
+def _project_of(named: str, what: str = "provider keys") -> tuple[Caller, UUID]:
     """The caller and the project it may manage: the service role its own, a service of ours the one it names."""
     who = current_caller.get()
     if who.role is Role.SYSTEM:
@@ -144,9 +175,9 @@ def _project_of(named: str) -> tuple[Caller, UUID]:
             raise not_found("project")
         return who, project
     if who.role is not Role.SERVICE or who.project is None:
-        raise ServiceError("FORBIDDEN", "Only the project's service role may manage provider keys.")
+        raise ServiceError("FORBIDDEN", f"Only the project's service role may manage its {what}.")
     if named and named != str(who.project):
-        raise ServiceError("FORBIDDEN", "The service role manages the provider keys of its own project only.")
+        raise ServiceError("FORBIDDEN", f"The service role manages the {what} of its own project only.")
     return who, who.project
 
 
@@ -158,5 +189,23 @@ async def _require_project(tx: AsyncConnection, who: Caller, project: UUID) -> N
 
 def _project(row: ProjectRow) -> api.Project:
     return api.Project(
-        id=str(row.id), slug=row.slug, jwt_secret=row.jwt_secret, create_time=translate.timestamp(row.created_at)
+        id=str(row.id),
+        slug=row.slug,
+        jwt_secret=row.jwt_secret,
+        create_time=translate.timestamp(row.created_at),
+        identity=None if row.identity is None else _identity(row.identity),
     )
+
+
+def _identity(row: IdentityRow) -> api.Identity:
+    identity = api.Identity(
+        issuer=row.issuer,
+        audience=row.audience,
+        refuses_hs256=row.refuses_hs256,
+        update_time=translate.timestamp(row.updated_at),
+    )
+    if row.jwks_url is not None:
+        identity.jwks_url = row.jwks_url
+    elif row.jwks is not None:
+        identity.jwks = row.jwks
+    return identity

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, ForeignKey, Index, MetaData, SmallInteger, Text, UniqueConstraint
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, MetaData, SmallInteger, Text, UniqueConstraint
 from sqlalchemy import text as sql
 from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, JSONB, TIMESTAMP
 from sqlalchemy.dialects.postgresql import UUID as PG_UUID
@@ -120,6 +120,22 @@ class WebhookDelivery(Base):
     last_status: Mapped[int] = mapped_column(server_default="0")
     last_error: Mapped[str] = mapped_column(server_default="")
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class Identity(Base):
+    """How tokens of a project's identity provider are verified. One of jwks_url and jwks is set."""
+
+    __tablename__ = "identities"
+    __table_args__ = (CheckConstraint("(jwks_url IS NULL) <> (jwks IS NULL)", name="identities_one_source"),)
+    project_id: Mapped[UUID] = mapped_column(
+        ForeignKey("conversation.projects.id", ondelete="CASCADE"), primary_key=True
+    )
+    jwks_url: Mapped[str | None]
+    jwks: Mapped[str | None]
+    issuer: Mapped[str] = mapped_column(server_default="")
+    audience: Mapped[str] = mapped_column(server_default="")
+    refuses_hs256: Mapped[bool] = mapped_column(server_default=sql("false"))
+    updated_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
 class StreamTicket(Base):

@@ -146,7 +146,8 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         conversation = ConversationServicer(engine, admission, cancelling, hub, watching, runner, ownership)
         add_ConversationServiceServicer_to_server(conversation, server.grpc)
         add_RelayServiceServicer_to_server(RelayServicer(conversation), server.grpc)
-        add_ProjectServiceServicer_to_server(ProjectServicer(engine, settings.secret_keys), server.grpc)
+        projects = ProjectServicer(engine, settings.secret_keys, settings.allowed_hosts)
+        add_ProjectServiceServicer_to_server(projects, server.grpc)
         webhooks = WebhookServicer(engine, settings.secret_keys, outbound, deliverer)
         add_WebhookServiceServicer_to_server(webhooks, server.grpc)
         await reading  # or the first run would wait for it

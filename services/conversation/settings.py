@@ -109,8 +109,8 @@ class Settings:
     metrics_port: int = setting("THREADLOOM_METRICS_PORT", "Port of /metrics; 0: none.", "0", port)
     allowed_hosts: AllowedHosts = setting(
         "THREADLOOM_ALLOWED_HOSTS",
-        "What tenants may name in webhooks although it is not public, also over http: a comma list of host names,"
-        " IP addresses and networks. `-` or unset: nothing but the public internet over https.",
+        "What tenants may name in webhooks and JWKS addresses although it is not public, also over http: a comma list"
+        " of host names, IP addresses and networks. `-` or unset: nothing but the public internet over https.",
         "-",
         allowed_hosts,
     )

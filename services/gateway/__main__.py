@@ -21,7 +21,9 @@ async def run(settings: Settings) -> None:
         clients = Clients(settings.conversation, settings.billing, settings.credential)
         host, port = sock.getsockname()[:2]
         log.info("listening", host=host, port=port)
-        await serve(create_app(settings, clients), sock, stopped, settings.drain_seconds)
+        app = create_app(settings, clients)
+        await serve(app, sock, stopped, settings.drain_seconds)
+        await app.close()
         await clients.close()
         log.info("stopped")
 

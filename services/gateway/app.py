@@ -8,16 +8,19 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kit.errors import ServiceError
+from kit.outbound import Outbound
 from services.gateway import incoming, openapi
 from services.gateway.clients import Clients
 from services.gateway.context import Context
 from services.gateway.incoming import Incoming
+from services.gateway.jwks import JwksCache
 from services.gateway.limits import Patience
 from services.gateway.middleware import Errors, Observe, exchange_of
 from services.gateway.problems import in_dialect, method_not_allowed
 from services.gateway.routes import (
     caps,
     conversations,
+    identity,
     ledger,
     messages,
     prices,
@@ -47,6 +50,7 @@ OPERATIONS: tuple[Operation | OpenOperation, ...] = (
     *ledger.OPERATIONS,
     *provider_keys.OPERATIONS,
     *webhooks.OPERATIONS,
+    *identity.OPERATIONS,
     *system.OPERATIONS,
 )
 
@@ -66,10 +70,15 @@ class App:
         self._context.is_draining = True
         await self._context.streams.drain(seconds)
 
+    async def close(self) -> None:
+        """Lets go of all that it holds, when nothing is served any more."""
+        await self._context.jwks.close()
+
 
 def create_app(settings: Settings, clients: Clients, patience: Patience | None = None) -> App:
     """The application. Call it inside the running loop."""
-    context = Context(clients, patience or Patience(), openapi.document(OPERATIONS))
+    jwks = JwksCache(lambda: Outbound(settings.allowed_hosts))
+    context = Context(clients, patience or Patience(), openapi.document(OPERATIONS), jwks)
     router = Router(routes(context), redirect_slashes=False, default=not_found)
     # Errors inside CORS, so that a web app can read them; Observe around all, so that every answer has an id.
     return App(Observe(_with_cors(Errors(router), settings.origins)), context)

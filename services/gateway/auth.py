@@ -8,21 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-import jwt
-from jwt.exceptions import InvalidSubjectError
 from starlette.datastructures import Headers
 
-from kit.callers import SYSTEM, Caller, Role, is_user_id
+from kit.callers import SYSTEM, Caller, Role
 from kit.clients import Service
 from kit.errors import ServiceError, unauthenticated
 from services.gateway.clients import ConversationStubs
-from services.gateway.limits import PROJECT_KEY_CHARS, TOKEN_LEEWAY_SECONDS
+from services.gateway.jwks import JwksCache
+from services.gateway.limits import PROJECT_KEY_CHARS
 from services.gateway.projects import Project, Projects
+from services.gateway.tokens import Tokens, unverified
 from threadloom.conversation.v1.project_service_pb2 import RedeemStreamTicketRequest
 
-ALGORITHM = "HS256"
-# The value of a token's claim `role` that makes its user an admin of the project. The app mints it, with the very
-# secret that makes users; any other value (identity providers put `authenticated` there) is an ordinary user's.
+# The value of a token's claim `role` that makes its user an admin of the project. Whoever may make users may mint
+# it; any other value (identity providers put `authenticated` there) is an ordinary user's.
 ADMIN = "admin"
 
 NOTHING = (
@@ -36,27 +35,11 @@ UNKNOWN_BEARER = "The bearer is neither a user's token (a JWT) nor a service key
 NO_PROJECT = "Send the project's key as header `apikey`: the token has no claim `project` to tell whose it is."
 UNKNOWN_PROJECT = "The token's claim `project` names no project."
 TWO_PROJECTS = "The key and the token belong to different projects."
-BAD_SUBJECT = "The token's claim `sub` must be the user's id: 1 to 255 printable characters, as a string."
 NOT_ADMIN = (
     "Only a project's admins may call this. Send the project's service key without a user's token, "
     f"or a user's token whose claim `role` is `{ADMIN}`."
 )
 BAD_TICKET = "The ticket is unknown, used or expired. Get a new one from POST /v1/stream-tickets."
-
-# What PyJWT finds wrong, most special first, in words for the developer who reads the answer.
-FAULTS: tuple[tuple[type[Exception], str], ...] = (
-    (jwt.ExpiredSignatureError, "The token has expired."),
-    (jwt.ImmatureSignatureError, "The token is not valid yet: see its claim `nbf`."),
-    (jwt.InvalidSignatureError, "The token's signature does not fit the project's secret."),
-    (jwt.InvalidAlgorithmError, f"The token must be signed with {ALGORITHM}."),
-    (jwt.MissingRequiredClaimError, "The token has no claim `sub`, the user's id."),
-    (InvalidSubjectError, BAD_SUBJECT),
-)
-MALFORMED = "The token is not a well-formed JWT."
-
-# All that reading a hostile token can raise: PyJWT's own errors; ValueError and OverflowError from numbers
-# such as 1e999 in a claim; TypeError from claims of odd types; RecursionError from JSON nested ten thousand deep.
-READ_ERRORS = (jwt.PyJWTError, ValueError, OverflowError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -70,9 +53,10 @@ class Proof:
 class Auth:
     """Knows who is calling."""
 
-    def __init__(self, conversation: Service[ConversationStubs]) -> None:
+    def __init__(self, conversation: Service[ConversationStubs], cache: JwksCache) -> None:
         self._conversation = conversation
         self._projects = Projects(conversation)
+        self._tokens = Tokens(cache)
 
     async def caller(self, headers: Headers, request_id: str) -> Caller:
         """The caller the headers prove, an admin as the user it is. Raises as `proof` does."""
@@ -128,12 +112,12 @@ class Auth:
         return _holder(found)
 
     async def _user(self, token: str, project: Project | None, request_id: str) -> Proof:
-        slug = _unverified(token).get("project")
+        slug = unverified(token).get("project")
         if project is None:
             project = await self._named(slug, request_id)
         elif slug is not None and slug != project.slug:
             raise unauthenticated(TWO_PROJECTS)
-        claims = verified(token, project.jwt_secret)
+        claims = await self._tokens.verified(token, project)
         return Proof(Caller(Role.USER, project.id, claims["sub"]), claims.get("role") == ADMIN)
 
     async def _named(self, slug: Any, request_id: str) -> Project:
@@ -143,38 +127,6 @@ class Auth:
         if project is None:
             raise unauthenticated(UNKNOWN_PROJECT)
         return project
-
-
-def verified(token: str, secret: str) -> dict[str, Any]:
-    """The claims of a token signed with the project's secret; `sub` is a user id. Raises UNAUTHENTICATED."""
-    try:
-        # Listing the one algorithm is what keeps `none` and key-confusion tokens out. `iat` is no reason to
-        # refuse (RFC 7519 gives it no such meaning), and apps put what they like into `aud` and `iss`.
-        claims: dict[str, Any] = jwt.decode(
-            token,
-            secret,
-            algorithms=[ALGORITHM],
-            leeway=TOKEN_LEEWAY_SECONDS,
-            options={"require": ["sub"], "verify_aud": False, "verify_iss": False, "verify_iat": False},
-        )
-    except READ_ERRORS as error:
-        raise unauthenticated(_fault(error)) from None
-    user = claims["sub"]
-    if not isinstance(user, str) or not is_user_id(user):
-        raise unauthenticated(BAD_SUBJECT)
-    return claims
-
-
-def _fault(error: Exception) -> str:
-    return next((sentence for kind, sentence in FAULTS if isinstance(error, kind)), MALFORMED)
-
-
-def _unverified(token: str) -> dict[str, Any]:
-    """The claims as they stand, only to learn which project's secret is to verify them."""
-    try:
-        return jwt.decode(token, options={"verify_signature": False})
-    except READ_ERRORS:
-        raise unauthenticated(MALFORMED) from None
 
 
 def _bearer(headers: Headers) -> str:

@@ -11,6 +11,7 @@ from services.gateway.auth import Auth
 from services.gateway.clients import BillingStubs, Clients, ConversationStubs
 from services.gateway.following import Follower, Target
 from services.gateway.incoming import Incoming
+from services.gateway.jwks import JwksCache
 from services.gateway.limits import CALL_SECONDS, READY_CALL_SECONDS, READY_SECONDS, Patience
 from services.gateway.relays import Relays
 from services.gateway.streaming import ActiveRunStream, EventStream
@@ -25,8 +26,9 @@ Response = TypeVar("Response")
 class Context:
     """The gateway's parts and its state."""
 
-    def __init__(self, clients: Clients, patience: Patience, document: dict[str, Any]) -> None:
-        self.auth = Auth(clients.conversation)
+    def __init__(self, clients: Clients, patience: Patience, document: dict[str, Any], jwks: JwksCache) -> None:
+        self.auth = Auth(clients.conversation, jwks)
+        self.jwks = jwks
         self.streams = Streams()
         self.document = document
         self.is_draining = False

@@ -30,6 +30,26 @@ PROJECT_ENTRIES = 10_000
 # Clocks of an app's token service and ours differ by a few seconds.
 TOKEN_LEEWAY_SECONDS = 5.0
 
+# One fetch of a JWKS in all. Providers answer in a tenth of a second; users wait for the first one.
+JWKS_SECONDS = 3.0
+# Of a JWKS document: the largest in use, with certificate chains, are about 20 KB.
+JWKS_BYTES = 256 * 1024
+# How long keys are used whose answer says nothing of it, and the bounds of what it may say. A removed key is
+# refused after this time, and a provider is asked once in it.
+JWKS_FRESH_SECONDS = 300.0
+JWKS_FRESH_SECONDS_MIN = 60.0
+JWKS_FRESH_SECONDS_MAX = 600.0
+# Fetched again from this share of that time on, in the background. What is left is longer than a fetch takes.
+JWKS_REFRESH_SHARE = 0.8
+# After a fetch that failed the next one waits this long: a provider that is down is not held down.
+JWKS_RETRY_SECONDS = 5.0
+# An unknown `kid` has the keys fetched at most this often, so that made-up ones make no flood of fetches.
+JWKS_REFETCH_SECONDS = 10.0
+# While a provider is away its known keys are used this long: an outage over night signs nobody out.
+JWKS_STALE_SECONDS = 24 * 3600.0
+# JWKS remembered at once: some kilobytes each, 100 KB for the worst.
+JWKS_URLS = 2_000
+
 # One try of a unary call. Reads take milliseconds; a frozen replica must not hold a user for long.
 CALL_SECONDS = 5.0
 # A start is several transactions on a database that may be slow, and a retry finds what it made.

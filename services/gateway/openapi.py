@@ -25,7 +25,12 @@ INFO = {
 }
 SECURITY_SCHEMES = {
     "apikey": {"type": "apiKey", "in": "header", "name": "apikey", "description": "The project's key."},
-    "bearer": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT", "description": "The user's HS256 token."},
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "bearerFormat": "JWT",
+        "description": "The user's token: HS256 by the project's secret, or RS256 or ES256 by a key of its JWKS.",
+    },
     "ticket": {"type": "apiKey", "in": "query", "name": "ticket", "description": "A stream ticket; works once."},
 }
 # The user's token beside the project's key; or a token that names its project, or a service key, alone.

@@ -7,9 +7,25 @@ from uuid import UUID
 from kit.callers import SYSTEM
 from kit.clients import Service
 from kit.errors import ServiceError
+from kit.jwks import KeySet, read_jwks
 from services.gateway.clients import ConversationStubs
 from services.gateway.limits import PROJECT_ENTRIES, PROJECT_KEY_CHARS, PROJECT_MISS_SECONDS, PROJECT_SECONDS
+from threadloom.conversation.v1 import project_service_pb2 as pb
 from threadloom.conversation.v1.project_service_pb2 import KeyKind, ResolveProjectRequest, ResolveProjectResponse
+
+
+@dataclass(frozen=True)
+class Identity:
+    """How tokens of a project's identity provider are verified. `keys` are those of the project when there is no URL.
+
+    An empty issuer or audience is not looked at.
+    """
+
+    jwks_url: str | None
+    keys: KeySet
+    issuer: str = ""
+    audience: str = ""
+    refuses_hs256: bool = False
 
 
 @dataclass(frozen=True)
@@ -20,6 +36,7 @@ class Project:
     slug: str
     jwt_secret: str = field(repr=False)
     is_service_key: bool = False
+    identity: Identity | None = None
 
 
 class Projects:
@@ -68,4 +85,14 @@ class Projects:
 
 def _project(answer: ResolveProjectResponse) -> Project:
     project = answer.project
-    return Project(UUID(project.id), project.slug, project.jwt_secret, answer.key_kind == KeyKind.KEY_KIND_SERVICE)
+    identity = _identity(project.identity) if project.HasField("identity") else None
+    is_service_key = answer.key_kind == KeyKind.KEY_KIND_SERVICE
+    return Project(UUID(project.id), project.slug, project.jwt_secret, is_service_key, identity)
+
+
+def _identity(found: pb.Identity) -> Identity:
+    has_url = found.WhichOneof("keys") == "jwks_url"
+    # It was read before it was kept.
+    keys = KeySet(()) if has_url else read_jwks(found.jwks)
+    url = found.jwks_url if has_url else None
+    return Identity(url, keys, found.issuer, found.audience, found.refuses_hs256)

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from kit.outbound import AllowedHosts, allowed_hosts
 from kit.settings import address, addresses, comma_list, positive, setting
 
 ORIGIN = re.compile(r"https?://[^/\s]+")
@@ -57,3 +58,10 @@ class Settings:
         "THREADLOOM_DRAIN_SECONDS", "How long open streams may go on after SIGTERM.", "5", positive
     )
     log_level: str = setting("THREADLOOM_LOG_LEVEL", "The least level that is logged.", "INFO", level)
+    allowed_hosts: AllowedHosts = setting(
+        "THREADLOOM_ALLOWED_HOSTS",
+        "Hosts of JWKS addresses that may be called although they are not public, also over http: as the conversation"
+        " service has it.",
+        "-",
+        allowed_hosts,
+    )

@@ -50,11 +50,6 @@ def grant(rates: Rates, wish: Wish, limits: Sequence[Limit]) -> Grant:
     return Grant(output, upper_bound(rates, wish.input_max, output))
 
 
-def wait_for_window(used: int, allowed: int, seconds_left: float) -> float | None:
-    """Seconds to wait before another run may begin; None when one may begin now."""
-    return None if used < allowed else max(seconds_left, 0.001)
-
-
 def _refusal(limit: Limit) -> ServiceError:
     span = {"day": "for today", "month": "for this month", "total": "in total"}[limit.period]
     if limit.is_quota:

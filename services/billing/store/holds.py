@@ -1,4 +1,8 @@
-"""SQL for holds. Each call of `place`, `settle` and `release` is one transaction's whole work.
+"""SQL for what moves money: a hold placed, settled or released, each one statement on a connection in autocommit.
+
+The functions are in migration 0002. They lock, verify and book; what a call costs and what
+is granted is decided before, in `services.billing.moves`. A function that finds the decision
+out of date (another price, less money) books nothing and answers with what is true.
 
 A call's row is made by whichever comes first, its PlaceHold or its Release, and whoever
 comes second finds it: both insert with ON CONFLICT DO NOTHING, which waits for the other's
@@ -8,19 +12,18 @@ bars the call: nothing is ever set aside for it.
 
 from dataclasses import dataclass
 from datetime import date, datetime
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
+from psycopg import AsyncConnection
+from psycopg.types.numeric import Int8
 
-from kit.pricing import Rates, Usage, cost
+from kit.pricing import Usage
 from services.billing import limits
-from services.billing.domain import closing
 from services.billing.domain.calls import Call
-from services.billing.domain.granting import Wish, grant
+from services.billing.domain.granting import Grant, Limit, Wish
 from services.billing.domain.terms import Terms
-from services.billing.store import accounts, ledger, rate_limit
-from services.billing.store.ledger import LedgerEntry, reused
+from services.billing.store.ledger import ENTRY, LedgerEntry
 
 
 @dataclass(frozen=True)
@@ -64,126 +67,100 @@ class HoldRow:
         return Wish(self.input_max, self.output_max, self.output_min)
 
 
-HOLD = ", ".join(HoldRow.__dataclass_fields__)
-GET = text(f"SELECT {HOLD} FROM billing.holds WHERE api_call_id = :id AND project_id = :project")
-LOCK = text(f"SELECT {HOLD} FROM billing.holds WHERE api_call_id = :id AND project_id = :project FOR UPDATE")
-PLACE = text(
-    "INSERT INTO billing.holds (api_call_id, project_id, user_id, run_id, thread_id, message_id, model, input_max,"
-    " output_max, output_min, output_granted, amount_nano, rates, credits_per_usd, day, expires_at)"
-    " VALUES (:id, :project, :user, :run, :thread, :message, :model, :input_max, :output_max, :output_min, :granted,"
-    " :amount, :rates, :credits, :day, clock_timestamp() + make_interval(secs => :seconds))"
-    f" ON CONFLICT DO NOTHING RETURNING {HOLD}"
+HOLD = list(HoldRow.__dataclass_fields__)
+ENTRIES = ENTRY.split(", ")
+PLACE = (
+    "SELECT o_outcome, o_rates, o_wait, o_is_quota, o_periods, o_limits, o_used, o_credits, "
+    + ", ".join(f"(o_hold).{name}" for name in HOLD)
+    + " FROM billing.place_hold(%(id)b, %(project)b, %(user)b, %(run)b, %(thread)b, %(message)b, %(model)b,"
+    " %(input_max)b, %(output_max)b, %(output_min)b, %(output)b, %(amount)b, %(known)b::bytea, %(rates)b::bytea,"
+    " %(credits)b, %(runs)b, %(seconds)b, %(window)b)"
 )
-BAR = text(
-    "INSERT INTO billing.holds (api_call_id, project_id, user_id, run_id, thread_id, message_id, model, input_max,"
-    " output_max, output_min, output_granted, amount_nano, credits_per_usd, status, day, expires_at, closed_at)"
-    " VALUES (:id, :project, :user, :run, :thread, :message, :model, 0, 0, 0, 0, 0, :credits, :status, :day,"
-    " clock_timestamp(), clock_timestamp()) ON CONFLICT DO NOTHING"
+SETTLE = (
+    "SELECT o_outcome, o_rates, o_model, "
+    + ", ".join(f"(o_entry).{name}" for name in ENTRIES)
+    + " FROM billing.settle_call(%(id)b, %(project)b, %(input)b, %(cached_input)b, %(cache_write)b, %(output)b,"
+    " %(reasoning)b, %(estimated)b, %(reported)b, %(rates)b::bytea[], %(costs)b::bigint[], %(published)b::bytea)"
 )
-CLOSE = text("UPDATE billing.holds SET status = :status, closed_at = clock_timestamp() WHERE api_call_id = :id")
+RELEASE = (
+    "SELECT billing.release_call(%(id)b, %(project)b, %(user)b, %(run)b, %(thread)b, %(message)b, %(model)b,"
+    " %(credits)b)"
+)
 
 
-async def get(tx: AsyncConnection, call: Call, wish: Wish) -> HoldRow | None:
-    """What this call has already. Raises IDEMPOTENCY_KEY_REUSED when the id was used for another."""
-    row = (await tx.execute(GET, {"id": call.id, "project": call.project})).one_or_none()
-    if row is None:
-        return None
-    found = HoldRow(**row._mapping)
-    if found.call != call or (found.rates is not None and found.wish != wish):
-        raise reused()
-    return found
+class Placed(NamedTuple):
+    """What a PlaceHold found; which fields count is said with `o_outcome` in the migration."""
+
+    outcome: str
+    rates: bytes | None
+    wait: float  # seconds
+    limits: list[Limit]
+    credits_per_usd: int
+    hold: HoldRow | None
+
+
+class Settled(NamedTuple):
+    """What a Settle found, likewise."""
+
+    outcome: str
+    rates: bytes | None
+    model: str
+    entry: LedgerEntry | None
 
 
 async def place(
-    tx: AsyncConnection, call: Call, wish: Wish, rates: Rates, stored_rates: bytes, terms: Terms
-) -> HoldRow:
-    """Checks and books in one: the accounts are locked first, and stay so until the commit."""
-    day = await accounts.today(tx)
-    sums = await accounts.lock(tx, call.project, call.user, day)
-    if (found := await get(tx, call, wish)) is not None:  # its twin was faster
-        return found
-    # After the hold: where that is removed, it was settled long ago.
-    if (entry := await ledger.get(tx, call.project, call.id)) is not None:
-        return _remembered(entry, call, wish, terms)
-    used = await rate_limit.look(tx, call, terms.runs_per_minute)
-    limits_now = await accounts.limits_of(tx, call.project, call.user, day, sums)
-    granted = grant(rates, wish, limits_now)
+    connection: AsyncConnection,
+    call: Call,
+    wish: Wish,
+    granted: Grant,
+    defaults: Terms,
+    *,
+    known: bytes | None,
+    rates: bytes | None,
+) -> Placed:
+    """Sets aside what is granted, if `known` is the price somebody set and every limit pays; `rates` are the hold's."""
     values = {
-        **vars(call), **vars(wish), "granted": granted.output, "amount": granted.amount, "rates": stored_rates,
-        "credits": terms.credits_per_usd, "day": day, "seconds": limits.HOLD_SECONDS,
+        **vars(call), "input_max": Int8(wish.input_max), "output_max": Int8(wish.output_max),
+        "output_min": Int8(wish.output_min), "output": Int8(granted.output), "amount": Int8(granted.amount),
+        "known": known, "rates": rates, "credits": Int8(defaults.credits_per_usd),
+        "runs": Int8(defaults.runs_per_minute), "seconds": limits.HOLD_SECONDS, "window": limits.WINDOW_SECONDS,
     }  # fmt: skip
-    row = (await tx.execute(PLACE, values)).one_or_none()
-    if row is None:  # barred meanwhile, or another project's call, which this one must not see
-        if (found := await get(tx, call, wish)) is None:
-            raise reused()
-        return found
-    if used is not None:
-        await rate_limit.take(tx, call, used)
-    await accounts.move(tx, call.project, sums, held=granted.amount, spent=0)
-    return HoldRow(**row._mapping)
-
-
-async def lock(tx: AsyncConnection, project: UUID, id: UUID) -> HoldRow | None:
-    """The hold, which nobody else closes until the commit; None when there is none, or it was removed."""
-    row = (await tx.execute(LOCK, {"id": id, "project": project})).one_or_none()
-    return None if row is None else HoldRow(**row._mapping)
+    outcome, stored, wait, quotas, periods, most, used, credits, *hold = await _one(connection, PLACE, values)
+    found = [] if quotas is None else [Limit(*one) for one in zip(quotas, periods, most, map(int, used), strict=True)]
+    return Placed(outcome, stored, wait or 0.0, found, credits or 0, None if hold[0] is None else HoldRow(*hold))
 
 
 async def settle(
-    tx: AsyncConnection, hold: HoldRow, rates: Rates, usage: Usage, *, estimated: bool, reported: int
-) -> LedgerEntry:
-    """Books a call that is not in the ledger, and whose hold `lock` found."""
-    change = closing.settle(hold.status, hold.amount_nano, cost(rates, usage))
-    entry = await ledger.book(tx, hold.call, usage, change, estimated=estimated, reported=reported, day=hold.day)
-    await _close(tx, hold, change)
-    return entry
-
-
-async def release(tx: AsyncConnection, call: Call, credits_per_usd: int) -> str:
-    """Frees a call's hold or bars the call; the status afterwards. Raises IDEMPOTENCY_KEY_REUSED."""
-    hold = await lock(tx, call.project, call.id)
-    if hold is None:
-        if (entry := await ledger.get(tx, call.project, call.id)) is not None:  # settled and removed
-            if entry.call != call:
-                raise reused()
-            return closing.SETTLED
-        if await _bar(tx, call, credits_per_usd):
-            return closing.RELEASED
-        hold = await lock(tx, call.project, call.id)
-    if hold is None or hold.call != call:  # None: another project's call, which this one must not see
-        raise reused()
-    change = closing.release(hold.status, hold.amount_nano)
-    if change.status != hold.status:
-        await _close(tx, hold, change)
-    return change.status
-
-
-async def _bar(tx: AsyncConnection, call: Call, credits_per_usd: int) -> bool:
-    """Leaves a row that bars the call; False when its id has a row by now."""
+    connection: AsyncConnection,
+    project: UUID,
+    id: UUID,
+    usage: Usage,
+    *,
+    estimated: bool,
+    reported: int,
+    costs: dict[bytes, int],
+    published: bytes | None,
+) -> Settled:
+    """Books a call, if the hold's rates (those `published` of a call that was barred) are among `costs`."""
     values = {
-        **vars(call), "credits": credits_per_usd, "status": closing.RELEASED, "day": await accounts.today(tx),
+        "id": id, "project": project, "input": Int8(usage.input), "cached_input": Int8(usage.cached_input),
+        "cache_write": Int8(usage.cache_write), "output": Int8(usage.output), "reasoning": Int8(usage.reasoning),
+        "estimated": estimated, "reported": Int8(reported), "rates": list(costs),
+        "costs": [Int8(nano) for nano in costs.values()], "published": published,
     }  # fmt: skip
-    return bool((await tx.execute(BAR, values)).rowcount)
+    outcome, stored, model, *entry = await _one(connection, SETTLE, values)
+    return Settled(outcome, stored, model or "", None if entry[0] is None else LedgerEntry(*entry))
 
 
-async def _close(tx: AsyncConnection, hold: HoldRow, change: closing.Closing) -> None:
-    sums = await accounts.lock(tx, hold.project_id, hold.user_id, hold.day)
-    await accounts.move(tx, hold.project_id, sums, held=change.held, spent=change.spent)
-    await tx.execute(CLOSE, {"status": change.status, "id": hold.api_call_id})
+async def release(connection: AsyncConnection, call: Call, defaults: Terms) -> str | None:
+    """Frees a call's hold or bars the call; the status afterwards, None where the id stands for another call."""
+    values = {**vars(call), "credits": Int8(defaults.credits_per_usd)}
+    (status,) = await _one(connection, RELEASE, values)
+    return None if status is None else str(status)
 
 
-def _remembered(entry: LedgerEntry, call: Call, wish: Wish, terms: Terms) -> HoldRow:
-    """What is left of a hold that was removed: it is settled, and grants nothing any more."""
-    if entry.call != call:
-        raise reused()
-    return HoldRow(
-        *(entry.api_call_id, entry.project_id, entry.user_id, entry.run_id, entry.thread_id, entry.message_id),
-        *(entry.model, wish.input_max, wish.output_max, wish.output_min),
-        output_granted=0,
-        amount_nano=0,
-        rates=None,
-        credits_per_usd=terms.credits_per_usd,
-        status=closing.SETTLED,
-        day=entry.booked_at.date(),
-        expires_at=entry.booked_at,
-    )
+async def _one(connection: AsyncConnection, sql: str, values: dict[str, Any]) -> tuple[Any, ...]:
+    cursor = await connection.execute(sql.encode(), values, prepare=True, binary=True)
+    row: tuple[Any, ...] | None = await cursor.fetchone()
+    assert row is not None  # each is a function's one row
+    return row

@@ -1,16 +1,16 @@
 """SQL for the ledger: one row for each call that was made, written once and never changed."""
 
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import datetime
 from uuid import UUID
 
+import psycopg
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from kit.errors import ServiceError
 from kit.pricing import Usage
 from services.billing.domain.calls import Call
-from services.billing.domain.closing import Closing
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,7 @@ class LedgerEntry:
 
 
 ENTRY = ", ".join(LedgerEntry.__dataclass_fields__)
-GET = text(f"SELECT {ENTRY} FROM billing.cost_ledger WHERE api_call_id = :id AND project_id = :project")
-BOOK = text(
-    "INSERT INTO billing.cost_ledger (api_call_id, project_id, user_id, run_id, thread_id, message_id, model,"
-    " tokens_in, cached_tokens, cache_write_tokens, tokens_out, thinking_tokens, cost_nano, reported_nano, estimated,"
-    " above_hold, late, day) VALUES (:id, :project, :user, :run, :thread, :message, :model, :input, :cached_input,"
-    " :cache_write, :output, :reasoning, :cost, :reported, :estimated, :above_hold, :late, :day)"
-    f" ON CONFLICT DO NOTHING RETURNING {ENTRY}"
-)
+OF_CALL = f"SELECT {ENTRY} FROM billing.cost_ledger WHERE api_call_id = %s AND project_id = %s"
 # Two statements, so that each has its index: a user's entries may be few among very many.
 PLACE = (
     " AND (CAST(:before AS timestamptz) IS NULL"
@@ -74,31 +67,12 @@ LIST = text(f"SELECT {ENTRY} FROM billing.cost_ledger WHERE project_id = :projec
 LIST_OF_USER = text(f"SELECT {ENTRY} FROM billing.cost_ledger WHERE project_id = :project AND user_id = :user{PLACE}")
 
 
-async def get(tx: AsyncConnection, project: UUID, id: UUID) -> LedgerEntry | None:
+async def of_call(connection: psycopg.AsyncConnection, project: UUID, id: UUID) -> LedgerEntry | None:
     """The entry of a call, or None when it is not booked."""
-    row = (await tx.execute(GET, {"id": id, "project": project})).one_or_none()
-    return None if row is None else LedgerEntry(**row._mapping)
-
-
-async def book(
-    tx: AsyncConnection,
-    call: Call,
-    usage: Usage,
-    change: Closing,
-    *,
-    estimated: bool,
-    reported: int,
-    day: date,
-) -> LedgerEntry:
-    """Books a call that `get` did not find, while its hold is locked. Raises IDEMPOTENCY_KEY_REUSED."""
-    values = {
-        **vars(call), **vars(usage), "cost": change.spent, "reported": reported, "estimated": estimated,
-        "above_hold": change.above_hold, "late": change.late, "day": day,
-    }  # fmt: skip
-    row = (await tx.execute(BOOK, values)).one_or_none()
-    if row is None:  # another project's call, whose hold is gone
-        raise reused()
-    return LedgerEntry(**row._mapping)
+    async with connection.transaction():
+        await connection.execute("SELECT billing.enter_project(%s)", [project])
+        row = await (await connection.execute(OF_CALL.encode(), [id, project])).fetchone()
+    return None if row is None else LedgerEntry(*row)
 
 
 async def list_entries(

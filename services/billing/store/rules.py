@@ -30,11 +30,6 @@ SET_PRICE = text(
     " ON CONFLICT (project_id, model) DO UPDATE SET rates = excluded.rates, updated_at = clock_timestamp()"
     " RETURNING project_id, model, rates, updated_at"
 )
-# The project's own price before that of every project.
-FIND_RATES = text(
-    "SELECT rates FROM billing.model_prices WHERE model = :model AND project_id IN (:project, :every)"
-    " ORDER BY project_id = :every LIMIT 1"
-)
 LIST_PRICES = text(
     "SELECT project_id, model, rates, updated_at FROM billing.model_prices WHERE project_id IN (:project, :every)"
     " AND (model, project_id) > (:after, :after_project) ORDER BY model, project_id LIMIT :limit"
@@ -68,13 +63,6 @@ async def set_price(tx: AsyncConnection, project: UUID, model: str, rates: bytes
     """Keeps a price."""
     row = (await tx.execute(SET_PRICE, {"project": project, "model": model, "rates": rates})).one()
     return PriceRow(*row)
-
-
-async def find_rates(tx: AsyncConnection, project: UUID, model: str) -> bytes | None:
-    """The price that holds for the project, or None when nobody set one."""
-    values = {"project": project, "model": model, "every": EVERY_PROJECT}
-    found: bytes | None = (await tx.execute(FIND_RATES, values)).scalar_one_or_none()
-    return found
 
 
 async def list_prices(

@@ -7,15 +7,16 @@ rest of the turn. What the package then no longer does is done here: SSE framing
 """
 
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import httpx2
 import msgspec
 import openai
-from openai import AsyncOpenAI, DefaultAioHttpClient
+from openai import AsyncAPIResponse, AsyncOpenAI, AsyncStream, DefaultAioHttpClient
 
 from kit.errors import ServiceError
 from services.conversation.limits import ERROR_CHARS
@@ -36,6 +37,7 @@ PROVIDER = "openai"
 NO_KEY = "every-request-brings-its-own"  # the package wants one
 SECRET_CHARS = 8  # a shorter key is a placeholder, and part of ordinary words
 DONE = b"[DONE]"
+RAW_RESPONSE = "X-Stainless-Raw-Response"  # the package's own header: it does not read the body then
 RETRYABLE_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
@@ -74,6 +76,7 @@ class _Chunk(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Chunk)
+_encode = msgspec.json.Encoder().encode
 
 
 class OpenAIChat:
@@ -97,10 +100,29 @@ class OpenAIChat:
         """Closes the pool."""
         await self._client.close()
 
+    @asynccontextmanager
+    async def _ask(self, request: ModelRequest) -> AsyncIterator[AsyncAPIResponse[Any]]:
+        """The answer, its body unread. By the package's low door: `create` walks and copies what it is given."""
+        answer = cast(
+            AsyncAPIResponse[Any],
+            await self._client.post(
+                "/chat/completions",
+                cast_to=object,
+                content=_encode(_body(request)),
+                options={"headers": _headers(request)},
+                stream=True,
+                stream_cls=AsyncStream[Any],
+            ),
+        )
+        try:
+            yield answer
+        finally:
+            await answer.close()
+
     async def stream(self, request: ModelRequest) -> AsyncGenerator[list[ModelEvent], None]:
         """See ModelClient.stream."""
         try:
-            async with self._client.chat.completions.with_streaming_response.create(**_arguments(request)) as answer:
+            async with self._ask(request) as answer:
                 yield [Answered(request.model, PROVIDER)]
                 reader = _Reader(request.api_key)
                 async for chunk in answer.iter_bytes():
@@ -200,24 +222,30 @@ class _Reader:
         events.append(Finished(repaired(self._finish)))
 
 
-def _arguments(request: ModelRequest) -> dict[str, Any]:
-    """The request. The history rides in extra_body: the package walks what it knows, for 0.3 ms a message."""
-    arguments: dict[str, Any] = {
+def _headers(request: ModelRequest) -> dict[str, str]:
+    return {
+        # A header costs 1 µs; the package's with_options copies the client, for 110 µs.
+        "Authorization": f"Bearer {request.api_key}",
+        "Content-Type": "application/json",
+        "X-Client-Request-Id": request.call_id,
+        RAW_RESPONSE: "stream",
+    }
+
+
+def _body(request: ModelRequest) -> dict[str, Any]:
+    body: dict[str, Any] = {
         "model": request.model,
-        "messages": [],
+        "messages": request.messages,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "extra_body": {"messages": request.messages},
-        # A header costs 1 µs; the package's with_options copies the client, for 110 µs.
-        "extra_headers": {"X-Client-Request-Id": request.call_id, "Authorization": f"Bearer {request.api_key}"},
     }
     if request.temperature is not None:
-        arguments["temperature"] = request.temperature
+        body["temperature"] = request.temperature
     if request.max_output_tokens is not None:
-        arguments["max_completion_tokens"] = request.max_output_tokens
+        body["max_completion_tokens"] = request.max_output_tokens
     if request.reasoning_effort:
-        arguments["reasoning_effort"] = request.reasoning_effort
-    return arguments
+        body["reasoning_effort"] = request.reasoning_effort
+    return body
 
 
 def _decode(payload: bytes) -> _Chunk:

@@ -5,19 +5,22 @@ from datetime import datetime
 from hashlib import sha256
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.conversation.store.identities import IdentityRow
 
 
 @dataclass(frozen=True)
 class ProjectRow:
-    """A project as stored; key_kind is set when it was found by a key."""
+    """A project as stored; key_kind is set when it was found by a key, identity when it has one."""
 
     id: UUID
     slug: str
     jwt_secret: str
     created_at: datetime
     key_kind: str
+    identity: IdentityRow | None = None
 
 
 COLUMNS = "p.id, p.slug, p.jwt_secret, p.created_at"
@@ -28,12 +31,16 @@ INSERT = text(
 INSERT_KEY = text(
     "INSERT INTO conversation.project_keys (key_sha256, project_id, kind) VALUES (:digest, :project, :kind)"
 )
+IDENTITY = "i.jwks_url, i.jwks, i.issuer, i.audience, i.refuses_hs256, i.updated_at"
+WITH_IDENTITY = "conversation.projects p LEFT JOIN conversation.identities i ON i.project_id = p.id"
 BY_KEY = text(
-    f"SELECT {COLUMNS}, k.kind FROM conversation.project_keys k JOIN conversation.projects p ON p.id = k.project_id"
+    f"SELECT {COLUMNS}, k.kind, {IDENTITY} FROM conversation.project_keys k"
+    " JOIN conversation.projects p ON p.id = k.project_id"
+    " LEFT JOIN conversation.identities i ON i.project_id = p.id"
     " WHERE k.key_sha256 = :digest AND k.revoked_at IS NULL"
 )
-BY_SLUG = text(f"SELECT {COLUMNS}, '' FROM conversation.projects p WHERE slug = :slug")
-BY_ID = text(f"SELECT {COLUMNS}, '' FROM conversation.projects p WHERE id = :id")
+BY_SLUG = text(f"SELECT {COLUMNS}, '', {IDENTITY} FROM {WITH_IDENTITY} WHERE p.slug = :slug")
+BY_ID = text(f"SELECT {COLUMNS}, '', {IDENTITY} FROM {WITH_IDENTITY} WHERE p.id = :id")
 INSERT_TICKET = text(
     "INSERT INTO conversation.stream_tickets (ticket_sha256, project_id, user_id, role, expires_at)"
     " VALUES (:digest, :project, :user, :role, clock_timestamp() + make_interval(secs => :seconds))"
@@ -65,20 +72,17 @@ async def insert_project(
 
 async def project_by_key(tx: AsyncConnection, key: str) -> ProjectRow | None:
     """The project a key belongs to."""
-    row = (await tx.execute(BY_KEY, {"digest": digest(key)})).one_or_none()
-    return None if row is None else ProjectRow(*row)
+    return await _read(tx, BY_KEY, {"digest": digest(key)})
 
 
 async def project_by_slug(tx: AsyncConnection, slug: str) -> ProjectRow | None:
     """The project of that name."""
-    row = (await tx.execute(BY_SLUG, {"slug": slug})).one_or_none()
-    return None if row is None else ProjectRow(*row)
+    return await _read(tx, BY_SLUG, {"slug": slug})
 
 
 async def project_by_id(tx: AsyncConnection, id: UUID) -> ProjectRow | None:
     """The project of that id."""
-    row = (await tx.execute(BY_ID, {"id": id})).one_or_none()
-    return None if row is None else ProjectRow(*row)
+    return await _read(tx, BY_ID, {"id": id})
 
 
 async def insert_ticket(
@@ -97,3 +101,12 @@ async def redeem_ticket(tx: AsyncConnection, ticket: str) -> tuple[UUID, str, st
     """(project, user, role) of a ticket, which is used up by this; None when it is not good."""
     row = (await tx.execute(REDEEM, {"digest": digest(ticket)})).one_or_none()
     return (row[0], row[1], row[2]) if row is not None and row[3] else None
+
+
+async def _read(tx: AsyncConnection, query: TextClause, values: dict[str, object]) -> ProjectRow | None:
+    row = (await tx.execute(query, values)).one_or_none()
+    if row is None:
+        return None
+    id, slug, jwt_secret, created_at, key_kind, *identity = row
+    has_identity = row.updated_at is not None
+    return ProjectRow(id, slug, jwt_secret, created_at, key_kind, IdentityRow(*identity) if has_identity else None)

@@ -2,6 +2,8 @@
 
 from typing import Literal, cast
 
+import msgspec
+
 from kit.errors import invalid
 from kit.money import NANO_MAX, NANO_PER_USD, format_usd, read_usd
 from kit.pricing import FEE_MAX, PRICE_MAX
@@ -192,4 +194,31 @@ def webhook_delivery(found: webhook_service_pb2.WebhookDelivery) -> shapes.Webho
         last_error=found.last_error or None,
         next_attempt_at=time(found.next_attempt_time) if found.HasField("next_attempt_time") else None,
         created_at=time(found.create_time),
+    )
+
+
+def identity_in(given: shapes.NewIdentity) -> project_service_pb2.Identity:
+    """The identity a client wrote. Raises INVALID_OPTIONS."""
+    found = project_service_pb2.Identity(
+        issuer=given.issuer or "", audience=given.audience or "", refuses_hs256=not given.hs256
+    )
+    if given.jwks_url is not None and given.jwks is not None:
+        raise invalid("jwks", "Send either jwks_url or jwks, not both.")
+    if given.jwks_url is not None:
+        found.jwks_url = given.jwks_url
+    elif given.jwks is not None:
+        found.jwks = msgspec.json.encode(given.jwks).decode()
+    return found
+
+
+def identity(found: project_service_pb2.Identity) -> shapes.Identity:
+    """An identity."""
+    has_url = found.WhichOneof("keys") == "jwks_url"
+    return shapes.Identity(
+        jwks_url=found.jwks_url if has_url else None,
+        jwks=None if has_url else msgspec.json.decode(found.jwks),
+        issuer=found.issuer or None,
+        audience=found.audience or None,
+        hs256=not found.refuses_hs256,
+        updated_at=time(found.update_time),
     )

@@ -1,6 +1,6 @@
 """The JSON of money and of a project's settings: what comes in, what goes out. OpenAPI is made from these."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -271,3 +271,36 @@ class WebhookDeliveryPage(Struct):
 
     data: list[WebhookDelivery]
     next_cursor: str | None
+
+
+JwksUrl = Annotated[
+    str, Meta(description="Address of the JWKS: https, of a host on the public internet, at most 2,048 characters.")
+]
+Jwks = Annotated[
+    dict[str, Any],
+    Meta(description='The JWKS itself, such as `{"keys": […]}`: public keys, at most 16 KiB, RSA or P-256.'),
+]
+Issuer = Annotated[str, Meta(description="What `iss` must be; left out: it is not looked at.", min_length=1)]
+Audience = Annotated[str, Meta(description="What `aud` must be or hold; left out: not looked at.", min_length=1)]
+Hs256 = Annotated[bool, Meta(description="Whether tokens signed with the project's secret are taken as well.")]
+
+
+class NewIdentity(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How tokens of the project's identity provider are verified: `jwks_url` or `jwks`, and what they must claim."""
+
+    jwks_url: JwksUrl | None = None
+    jwks: Jwks | None = None
+    issuer: Issuer | None = None
+    audience: Audience | None = None
+    hs256: Hs256 = True
+
+
+class Identity(Struct, kw_only=True):
+    """How tokens of the project's identity provider are verified."""
+
+    jwks_url: JwksUrl | None
+    jwks: Jwks | None
+    issuer: Issuer | None
+    audience: Audience | None
+    hs256: Hs256
+    updated_at: Time

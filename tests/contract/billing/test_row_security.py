@@ -155,6 +155,7 @@ async def test_the_engine_role_reads_the_books_and_writes_no_entry(filled: Servi
             "INSERT INTO billing.cost_ledger SELECT * FROM billing.cost_ledger",
             "UPDATE billing.accounts SET spent_nano = 0",
             "SET ROLE threadloom_billing",
+            "SELECT billing.enter_project(gen_random_uuid())",  # nor any function that moves money
         ):
             assert refusal(connection, statement) == "InsufficientPrivilege", statement
 

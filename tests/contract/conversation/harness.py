@@ -20,7 +20,7 @@ from threadloom.conversation.v1 import conversation_service_pb2 as api
 from threadloom.conversation.v1 import project_service_pb2 as projects
 from threadloom.conversation.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from threadloom.conversation.v1.message_pb2 import ContentPart, Message
-from threadloom.conversation.v1.project_service_pb2 import ProviderKey
+from threadloom.conversation.v1.project_service_pb2 import Identity, ProviderKey
 from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceStub
 from threadloom.conversation.v1.relay_service_pb2_grpc import RelayServiceStub
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
@@ -236,6 +236,22 @@ class Person:
         """Which keys there are."""
         request = projects.ListProviderKeysRequest(project_id=project)
         return list((await self.call(self.projects.ListProviderKeys, request)).provider_keys)
+
+    async def set_identity(self, identity: Identity, project: str = "") -> Identity:
+        """Sets how tokens of the project's identity provider are verified."""
+        request = projects.SetIdentityRequest(project_id=project, identity=identity)
+        found: Identity = (await self.call(self.projects.SetIdentity, request)).identity
+        return found
+
+    async def identity(self, project: str = "") -> Identity:
+        """What is set."""
+        request = projects.GetIdentityRequest(project_id=project)
+        found: Identity = (await self.call(self.projects.GetIdentity, request)).identity
+        return found
+
+    async def delete_identity(self, project: str = "") -> None:
+        """Removes it."""
+        await self.call(self.projects.DeleteIdentity, projects.DeleteIdentityRequest(project_id=project))
 
     async def cancel(self, run: str) -> Run:
         """Cancels a run."""

@@ -45,6 +45,7 @@ async def filled(service: Service, sql: Sql) -> Reading:
     await service.alice.call(service.alice.projects.CreateStreamTicket, projects.CreateStreamTicketRequest())
     await service.system.call(service.system.projects.CreateProject, projects.CreateProjectRequest(slug="third"))
     await service.role.set_provider_key("a-key-of-the-project")
+    await service.role.set_identity(projects.Identity(jwks_url="https://id.example/jwks.json"))
     await sql.rows(WAITING, project_id(service.alice.caller))
     await sql.rows(QUEUED)
     await sql.rows(WATCHED)
@@ -160,8 +161,8 @@ async def test_alice_and_her_projects_service_role_see_her_rows(
             assert await seen(request_role, table), (who, table)
         for table in ("projects", "project_keys", "stream_tickets"):
             assert await seen(request_role, table) == [], (who, table)
-        for table in ("provider_keys", "webhooks", "webhook_deliveries"):
-            assert len(await seen(request_role, table) or []) == (who == "role"), table
+        for table in ("provider_keys", "identities", "webhooks", "webhook_deliveries"):
+            assert len(await seen(request_role, table) or []) == (who == "role"), (who, table)
 
 
 @pytest.mark.usefixtures("filled")
@@ -209,6 +210,7 @@ FORBIDDEN = [
     "DELETE FROM conversation.queued_runs",
     "UPDATE conversation.run_watch SET until = 'infinity'",
     "DELETE FROM conversation.run_watch",
+    "UPDATE conversation.identities SET project_id = project_id",
     "SELECT * FROM conversation.workers",
     "UPDATE conversation.workers SET lease_until = 'infinity'",
     "ALTER TABLE conversation.ai_messages DISABLE ROW LEVEL SECURITY",
@@ -283,6 +285,25 @@ async def test_a_provider_key_is_written_for_its_project_by_its_service_role_or_
 
 
 @pytest.mark.usefixtures("filled")
+async def test_an_identity_is_written_for_its_project_by_its_service_role_or_a_service_of_ours(
+    request_role: psycopg.AsyncConnection, callers: dict[str, Caller], sql: Sql
+) -> None:
+    before = await sql.contents()
+    insert = "INSERT INTO conversation.identities (project_id, jwks) VALUES (%s, '{}')"
+    for who in ("alice", "bob", "role elsewhere", "alice elsewhere"):
+        await become(request_role, callers[who])
+        assert await refusal(request_role, insert, callers["role"].project) == "InsufficientPrivilege", who
+        assert await refusal(request_role, "UPDATE conversation.identities SET issuer = 'x'") == ""
+        assert await refusal(request_role, "DELETE FROM conversation.identities") == ""
+    assert await sql.contents() == before
+    for who in ("role", "system"):
+        await become(request_role, callers[who])
+        assert await seen(request_role, "identities")
+        assert await refusal(request_role, "DELETE FROM conversation.identities") == ""
+        assert await refusal(request_role, insert, callers["role"].project) == ""
+
+
+@pytest.mark.usefixtures("filled")
 async def test_the_engine_role_reads_runs_and_no_project_or_key(engine_role: psycopg.AsyncConnection) -> None:
     for table in (
         "ai_threads",
@@ -299,7 +320,7 @@ async def test_the_engine_role_reads_runs_and_no_project_or_key(engine_role: psy
         "webhook_deliveries",
     ):
         assert await seen(engine_role, table), table
-    for table in ("projects", "project_keys", "schema_version"):
+    for table in ("projects", "project_keys", "identities", "schema_version"):
         assert await seen(engine_role, table) is None, table
     for statement in (
         "INSERT INTO conversation.ai_threads SELECT * FROM conversation.ai_threads",

@@ -23,6 +23,7 @@ from threadloom.conversation.v1 import webhook_service_pb2 as hooks
 from threadloom.conversation.v1.message_pb2 import ContentPart
 from threadloom.conversation.v1.run_pb2 import IfRunning, RunOptions
 
+MALLORYS = projects.Identity(jwks_url="https://mallory.example/jwks.json")
 HELLO = [ContentPart(text="hello")]
 INTERRUPT = RunOptions(if_running=IfRunning.IF_RUNNING_INTERRUPT)
 Metadata = tuple[tuple[str, str], ...]
@@ -94,6 +95,15 @@ TABLE: dict[str, Row] = {
     "ProjectService.DeleteProviderKey": Row(
         lambda has: projects.DeleteProviderKeyRequest(project_id=has.project, provider="openai"), "FORBIDDEN", "own"
     ),
+    "ProjectService.SetIdentity": Row(
+        lambda has: projects.SetIdentityRequest(project_id=has.project, identity=MALLORYS), "FORBIDDEN", "own"
+    ),
+    "ProjectService.GetIdentity": Row(
+        lambda has: projects.GetIdentityRequest(project_id=has.project), "FORBIDDEN", "NOT_FOUND"
+    ),
+    "ProjectService.DeleteIdentity": Row(
+        lambda has: projects.DeleteIdentityRequest(project_id=has.project), "FORBIDDEN", "own"
+    ),
     "ProjectService.CreateStreamTicket": Row(lambda _: projects.CreateStreamTicketRequest(), "own"),
     "ProjectService.RedeemStreamTicket": Row(
         lambda _: projects.RedeemStreamTicketRequest(ticket="x"), "FORBIDDEN", "UNAUTHENTICATED"
@@ -140,6 +150,8 @@ MORE: dict[str, Row] = {
         lambda has: api.RunRequest(thread_id=has.thread, parts=HELLO, options=INTERRUPT), "THREAD_NOT_FOUND"
     ),
 }
+# What a service of ours may write.
+THEIRS_TO_WRITE = ("ProjectService.CreateProject", "ProjectService.SetProviderKey", "ProjectService.SetIdentity")
 OTHERS = ("bob", "alice elsewhere", "role elsewhere")
 # Metadata that names no caller, beside the right credential.
 NOBODIES: dict[str, dict[str, str]] = {
@@ -221,7 +233,7 @@ async def test_others_cannot_tell_alices_things_from_nothing(service: Service, t
 async def test_a_service_of_ours_on_nobodys_behalf_has_no_threads(service: Service, things: Things, sql: Sql) -> None:
     before = await sql.contents()
     for name, row in all_rows():
-        if name not in ("ProjectService.CreateProject", "ProjectService.SetProviderKey"):  # theirs to write
+        if name not in THEIRS_TO_WRITE:
             assert await answer(service.system, name, row.request(things)) == row.to_system, name
     assert await sql.contents() == before
 

@@ -50,6 +50,9 @@ OF_ADMINS: dict[tuple[str, str], Any] = {
     ("GET", ADMIN + "/provider-keys"): None,
     ("PUT", ADMIN + "/provider-keys/{provider}"): {"api_key": "a-key-of-somebody"},
     ("DELETE", ADMIN + "/provider-keys/{provider}"): None,
+    ("GET", ADMIN + "/identity"): None,
+    ("PUT", ADMIN + "/identity"): {"jwks_url": "https://mallory.example/jwks.json"},
+    ("DELETE", ADMIN + "/identity"): None,
 }
 WALK = OF_A_CONVERSATION | OF_NOBODY | OF_USERS | OF_ADMINS
 

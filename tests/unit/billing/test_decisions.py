@@ -1,4 +1,4 @@
-"""Granting, closing and periods, without a database."""
+"""Granting and periods, without a database."""
 
 from datetime import date
 
@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from kit.errors import ServiceError
 from kit.pricing import Prices, Rates, upper_bound
-from services.billing.domain.closing import OPEN, release, settle
-from services.billing.domain.granting import Grant, Limit, Wish, grant, wait_for_window
-from services.billing.domain.periods import accounts, start_of
+from services.billing.domain.granting import Grant, Limit, Wish, grant
+from services.billing.domain.periods import start_of
 
 RATES = Rates(Prices(2_000_000, 2_000_000, 2_000_000, 5_000_000))  # 2 and 5 nano-USD a token
 AMOUNTS = st.integers(0, 5000)
@@ -40,29 +39,8 @@ def test_no_limit_is_no_check() -> None:
     assert grant(RATES, Wish(10, 4, 1), []) == Grant(4, 40)
 
 
-@pytest.mark.parametrize("status", ["released", "expired"])
-def test_a_late_settle_frees_nothing_twice(status: str) -> None:
-    late, timely = settle(status, 10, 4), settle(OPEN, 10, 4)
-    assert (late.held, late.spent, late.late) == (0, 4, True)
-    assert (timely.held, timely.spent, timely.late) == (-10, 4, False)
-
-
-@pytest.mark.parametrize("status", ["settled", "released", "expired"])
-def test_a_closed_hold_is_not_released_again(status: str) -> None:
-    found = release(status, 10)
-    assert (found.status, found.held, found.spent) == (status, 0, 0)
-
-
-@pytest.mark.parametrize(("used", "wait"), [(0, None), (2, None), (3, 12.5)])
-def test_a_full_window_is_waited_for(used: int, wait: float | None) -> None:
-    assert wait_for_window(used, 3, 12.5) == wait
-
-
-def test_periods_begin_in_utc_and_accounts_are_sorted() -> None:
+def test_periods_begin_with_their_first_day() -> None:
     day = date(2026, 2, 28)
     assert [start_of(period, day) for period in ("day", "month", "total")] == [
         day, date(2026, 2, 1), date(1970, 1, 1),
     ]  # fmt: skip
-    keys = accounts(("", "zoe"), day)
-    assert keys == sorted(keys)
-    assert len(keys) == 6

@@ -23,8 +23,11 @@ from threadloom.conversation.v1 import (
 from threadloom.conversation.v1.project_service_pb2 import (
     CreateStreamTicketRequest,
     CreateStreamTicketResponse,
+    DeleteIdentityRequest,
+    DeleteIdentityResponse,
     DeleteProviderKeyRequest,
     DeleteProviderKeyResponse,
+    Identity,
     KeyKind,
     Project,
     ProviderKey,
@@ -32,6 +35,8 @@ from threadloom.conversation.v1.project_service_pb2 import (
     RedeemStreamTicketResponse,
     ResolveProjectRequest,
     ResolveProjectResponse,
+    SetIdentityRequest,
+    SetIdentityResponse,
     SetProviderKeyRequest,
     SetProviderKeyResponse,
 )
@@ -122,6 +127,7 @@ class Replica(
         self.callers: list[Caller] = []
         self.requests: list[Any] = []
         self.resolves = 0
+        self.identities: dict[str, Identity] = {}  # by slug
         self.failure: ServiceError | None = None
         self.tickets: set[str] = set()
         self.asked, self.cancelled = asyncio.Event(), asyncio.Event()
@@ -218,7 +224,22 @@ class Replica(
             slug, kind = KEYS.get(request.key, ("", kind))
         if slug not in PROJECTS:
             raise not_found("project")
-        return ResolveProjectResponse(project=PROJECTS[slug], key_kind=kind)
+        project = Project()
+        project.CopyFrom(PROJECTS[slug])
+        if slug in self.identities:
+            project.identity.CopyFrom(self.identities[slug])
+        return ResolveProjectResponse(project=project, key_kind=kind)
+
+    async def SetIdentity(self, request: SetIdentityRequest, _: Any) -> SetIdentityResponse:  # type: ignore[override]
+        self._note(request)
+        kept = Identity()
+        kept.CopyFrom(request.identity)
+        kept.update_time.FromSeconds(60)
+        return SetIdentityResponse(identity=kept)
+
+    async def DeleteIdentity(self, request: DeleteIdentityRequest, _: Any) -> DeleteIdentityResponse:  # type: ignore[override]
+        self._note(request)
+        return DeleteIdentityResponse()
 
     async def SetProviderKey(self, request: SetProviderKeyRequest, _: Any) -> SetProviderKeyResponse:  # type: ignore[override]
         self._note(request)

@@ -10,6 +10,7 @@ from typing import Any
 import jwt
 import uvicorn
 
+from kit.outbound import NOTHING_ALLOWED, AllowedHosts
 from services.gateway.app import App, create_app
 from services.gateway.clients import Clients
 from services.gateway.limits import Patience
@@ -135,9 +136,10 @@ async def running_gateway(
     billing: tuple[str, ...] = (NOWHERE,),
     patience: Patience = QUICK,
     origins: tuple[str, ...] = ("localhost",),
+    allowed_hosts: AllowedHosts = NOTHING_ALLOWED,
 ) -> AsyncIterator[Gateway]:
     """A gateway before these replicas of conversation, and of billing."""
-    settings = Settings(("127.0.0.1", 0), addresses, billing, CREDENTIAL, origins, 1.0, "INFO")
+    settings = Settings(("127.0.0.1", 0), addresses, billing, CREDENTIAL, origins, 1.0, "INFO", allowed_hosts)
     clients = Clients(addresses, billing, CREDENTIAL)
     app = create_app(settings, clients, patience)
     sock = listen("127.0.0.1", 0)
@@ -148,4 +150,5 @@ async def running_gateway(
     finally:
         await app.drain(0.01)
         await _end(server, serving)
+        await app.close()
         await clients.close()

@@ -43,6 +43,6 @@ def test_an_operation_tells_its_statuses(operation: Operation | OpenOperation) -
 
 def test_unknown_options_are_refused_by_the_schema_too() -> None:
     talk = ("NewMessage", "NewConversation", "ConversationChange", "Cancel", "TextPart")
-    money = ("NewPrice", "NewTier", "NewQuota", "NewCap", "TermsChange", "NewProviderKey")
+    money = ("NewPrice", "NewTier", "NewQuota", "NewCap", "TermsChange", "NewProviderKey", "NewIdentity")
     for name in (*talk, *money):
         assert DOCUMENT["components"]["schemas"][name]["additionalProperties"] is False

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kit.outbound import NOTHING_ALLOWED
 from kit.settings import SettingsError, load
 from services.gateway.settings import Settings
 
@@ -14,6 +15,7 @@ def test_defaults() -> None:
     assert found.conversation == ("127.0.0.1:1", "[::1]:2")
     assert found.origins == ("localhost",)
     assert found.log_level == "INFO"
+    assert found.allowed_hosts == NOTHING_ALLOWED
 
 
 def test_an_ipv6_address_is_taken() -> None:
@@ -27,6 +29,7 @@ def test_every_problem_is_told() -> None:
         "THREADLOOM_ALLOWED_ORIGINS": "app.example.com",
         "THREADLOOM_DRAIN_SECONDS": "0",
         "THREADLOOM_LOG_LEVEL": "LOUD",
+        "THREADLOOM_ALLOWED_HOSTS": "https://x",
     }
     with pytest.raises(SettingsError) as found:
         load(Settings, wrong)
