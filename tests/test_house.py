@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from threadloom.billing.v1 import billing_service_pb2
-from threadloom.conversation.v1 import conversation_service_pb2, project_service_pb2
+from threadloom.conversation.v1 import (
+    conversation_service_pb2,
+    project_service_pb2,
+    relay_service_pb2,
+    webhook_service_pb2,
+)
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("services", "kit", "deploy", "bench", "tests")
@@ -25,7 +30,13 @@ READERS = re.compile(
 READS = {"environ", "environb", "getenv"}
 SERVICES = [
     service
-    for module in (billing_service_pb2, conversation_service_pb2, project_service_pb2)
+    for module in (
+        billing_service_pb2,
+        conversation_service_pb2,
+        project_service_pb2,
+        relay_service_pb2,
+        webhook_service_pb2,
+    )
     for service in module.DESCRIPTOR.services_by_name.values()
 ]
 RPCS = [method.name for service in SERVICES for method in service.methods]

@@ -44,6 +44,7 @@ from services.conversation.store import deliveries, owning, queue, watch
 from services.conversation.store import log as event_log
 from services.conversation.store.log import Statement
 from services.conversation.store.owning import CallEnd
+from services.conversation.webhooks import Deliverer
 from threadloom.conversation.v1.message_pb2 import Usage
 from threadloom.conversation.v1.run_event_pb2 import ModelSwitchTrace, RetryTrace, RunEvent
 
@@ -57,7 +58,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Answering:
-    """What every answer needs. `outbox` is woken when a commit may have put something there."""
+    """What every answer needs. `outbox` and `deliverer` are woken when a commit may have given them something."""
 
     pool: psycopg_pool.AsyncConnectionPool
     journal: Journal
@@ -67,6 +68,7 @@ class Answering:
     keys: ProviderKeys
     billing: Billing
     outbox: Outbox
+    deliverer: Deliverer
     turn: TurnLimits
     output: OutputLimits
 
@@ -500,6 +502,7 @@ class Answer:
                 yield watch.remove(run.id)
 
         promoted = await self._commit(told, make)
+        self._with.deliverer.wake()
         ENDED_RUNS.labels(status).inc()
         state = run.log.state
         log.info(

@@ -18,6 +18,7 @@ from services.conversation.runner import Runner
 from services.conversation.store import deliveries, queue, runs
 from services.conversation.store.queue import Withdrawal
 from services.conversation.store.runs import RunRow
+from services.conversation.webhooks import Deliverer
 
 # How long a cancel waits for the run to end, so that a new run may start at once.
 CANCEL_SECONDS = 3.0
@@ -34,9 +35,10 @@ class Cancelling:
         hub: Hub,
         runner: Runner,
         ownership: Ownership,
+        deliverer: Deliverer,
     ) -> None:
         self._engine, self._pool, self._hub = engine, pool, hub
-        self._runner, self._ownership = runner, ownership
+        self._runner, self._ownership, self._deliverer = runner, ownership, deliverer
 
     async def cancel(self, who: Caller, row: RunRow) -> RunRow:
         """Cancels a run the caller may see, and waits within bounds for its end; the run as it is then."""
@@ -61,6 +63,7 @@ class Cancelling:
         with translated():
             async with self._pool.connection() as connection:
                 await queue.withdraw(connection, told)
+        self._deliverer.wake()
         for row in rows:
             self._hub.nudge(row.project_id, row.thread_id, row.id, 2)
 

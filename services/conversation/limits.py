@@ -121,15 +121,23 @@ WEBHOOKS = 10  # of a project: one for each of its systems; each event costs a r
 WEBHOOK_SECONDS = 10.0  # a try in all; a receiver is to take note, and work afterwards
 WEBHOOK_ANSWER_BYTES = 64 * 1024  # read so that the connection can be used again; none of it is kept
 WEBHOOK_LEASE_SECONDS = 30.0  # longer than a try and writing down how it ended
-WEBHOOK_PARALLEL = 4  # tries at a time to one webhook, of one process: a slow one gets no more of the next line
+WEBHOOK_PARALLEL = 4  # tries at a time to one webhook, of one process; one that failed last gets one at a time
+WEBHOOK_PROJECT_TRIES = 8  # at a time of one project, of one process: whoever's receivers hang holds an eighth of all
 WEBHOOK_TRIES_OPEN = 64  # of one process: each holds a socket, none a database connection
-WEBHOOK_POLL_SECONDS = 1.0  # how late an event is at most when nothing is wrong
-WEBHOOK_DRAIN_SECONDS = 11.0  # at the end of a process: what is under way ends within WEBHOOK_SECONDS
+WEBHOOK_POLL_SECONDS = 1.0  # how late an event is at most whose run ended in another process, or that is tried again
+# Between two looks for what is due at least: 20 a second however many runs end, and 80 events to a webhook.
+WEBHOOK_GAP_SECONDS = 0.05
+# After so many failures in a row a webhook rests before its next try, whichever delivery that is: a dead receiver
+# with a backlog costs a try a minute, and one that is back gets the rest a minute later at most.
+WEBHOOK_REST_SECONDS, WEBHOOK_REST_MAX_SECONDS = 1.0, 60.0  # the first, doubled with each further failure
+WEBHOOKS_REMEMBERED = 1000  # that failed last, by a process; who is forgotten is tried as if it were well
+WEBHOOK_DRAIN_SECONDS = 1.5  # at the end of a process; a try that takes longer is broken off and made by another
 # Before each further try: a blip costs seconds, a deploy minutes, an outage at a weekend is outlived (75 h in all).
 WEBHOOK_PAUSES = (5.0, 60.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0)
 WEBHOOK_RETRY_AFTER_MAX = 24 * 3600.0  # a receiver may ask for a longer pause, up to the longest of ours
 WEBHOOK_DELIVERED_KEPT_SECONDS = 7 * 24 * 3600.0  # to look up what happened last week
 WEBHOOK_KEPT_SECONDS = 30 * 24 * 3600.0  # given up, or waiting for a webhook that is disabled
+SWEEP_DELIVERIES = 20_000  # removed of each kind in one round: 660 a second, in a statement of a third of a second
 WEBHOOK_SECRET_BYTES = 32  # as many as the hash of the signature has
 DELIVERIES_PAGE, DELIVERIES_PAGE_MAX = 50, 100
 SWEEP_WEBHOOKS = 500  # secrets sealed again in one round

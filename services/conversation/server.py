@@ -110,6 +110,7 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
                 keys=ProviderKeys(settings.secret_keys, settings.own_provider_keys),
                 billing=billing,
                 outbox=outbox,
+                deliverer=deliverer,
                 turn=settings.turn,
                 output=settings.output,
             )
@@ -121,7 +122,7 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         sweeper.start()
         stack.push_async_callback(sweeper.stop)
 
-        cancelling = Cancelling(engine, pool, hub, runner, ownership)
+        cancelling = Cancelling(engine, pool, hub, runner, ownership, deliverer)
         admission = Admission(engine, request_pool, runner, ownership, cancelling, settings.model)
         files = (CONVERSATION, PROJECTS, RELAY, WEBHOOKS)
         names = [service.full_name for file in files for service in file.services_by_name.values()]
@@ -131,7 +132,8 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
         add_RelayServiceServicer_to_server(RelayServicer(conversation), server.grpc)
         projects = ProjectServicer(engine, settings.secret_keys, settings.allowed_hosts)
         add_ProjectServiceServicer_to_server(projects, server.grpc)
-        add_WebhookServiceServicer_to_server(WebhookServicer(engine, settings.secret_keys, outbound), server.grpc)
+        webhooks = WebhookServicer(engine, settings.secret_keys, outbound, deliverer)
+        add_WebhookServiceServicer_to_server(webhooks, server.grpc)
         await reading  # or the first run would wait for it
         port = await server.start(settings.listen)
         log.info("ready", port=port, worker_id=str(ownership.worker_id))

@@ -10,6 +10,7 @@ from kit.tasks import spawn_essential, stop_task
 from kit.telemetry import log
 from services.conversation import limits, webhooks
 from services.conversation.provider_keys import seal_again
+from services.conversation.store import deliveries
 from services.conversation.store import log as event_log
 
 # Each removes what is too old, in one statement that may run on several processes at once.
@@ -23,12 +24,6 @@ SWEEPS: tuple[tuple[str, dict[str, float]], ...] = (
         "DELETE FROM conversation.workers w WHERE lease_until < clock_timestamp() - make_interval(secs => %(s)s)"
         " AND NOT EXISTS (SELECT FROM conversation.ai_runs r WHERE r.worker_id = w.id AND r.status = 'running')",
         {"s": limits.DEAD_WORKERS_KEPT_SECONDS},
-    ),
-    (
-        "DELETE FROM conversation.webhook_deliveries d WHERE created_at < clock_timestamp() - make_interval("
-        "secs => CASE WHEN state = 'delivered' THEN %(delivered)s ELSE %(kept)s END)"
-        " OR NOT EXISTS (SELECT FROM conversation.webhooks w WHERE w.id = d.webhook_id)",
-        {"delivered": limits.WEBHOOK_DELIVERED_KEPT_SECONDS, "kept": limits.WEBHOOK_KEPT_SECONDS},
     ),
 )
 
@@ -56,6 +51,7 @@ class Sweeper:
         async with self._pool.connection() as connection:
             for statement, parameters in SWEEPS:
                 await connection.execute(statement.encode(), parameters)
+            await deliveries.remove_old(connection)
             trimmed = limits.SWEEP_RUNS
             while trimmed == limits.SWEEP_RUNS:
                 trimmed = await event_log.trim_logs(

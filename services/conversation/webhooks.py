@@ -2,7 +2,7 @@
 
 A row is leased, sent, and then written down as delivered: who is killed between the two has it sent again by
 another once the lease ends, under the same id. A receiver that is slow, hangs or is away holds a few of the open
-tries and no other webhook.
+tries and no other webhook; after a failure it is tried one delivery at a time, after more with a rest between.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from kit.tasks import spawn_essential, stop_task
 from kit.telemetry import UNEXPECTED_ERRORS, log
 from services.conversation import limits
 from services.conversation.domain import webhooks
+from services.conversation.domain.webhook_health import Health
 from services.conversation.store import deliveries
 from services.conversation.store.deliveries import Taken
 
@@ -56,7 +57,8 @@ class Deliverer:
     ) -> None:
         self._pool, self._outbound, self._ring, self._pauses = pool, outbound, ring, pauses
         self._wake = asyncio.Event()
-        self._open: dict[asyncio.Task[None], UUID] = {}
+        self._open: dict[asyncio.Task[None], Taken] = {}
+        self._health = Health()
         self._taking: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
 
@@ -70,24 +72,33 @@ class Deliverer:
         self._wake.set()
 
     async def stop(self) -> None:
-        """Takes nothing more and lets what is under way end; what does not in time, others send again."""
+        """Takes nothing more, lets what is under way end within 1.5 s, and gives the rest to others.
+
+        ANSWER_SECONDS longer at most when the database does not answer.
+        """
         await stop_task(self._taking)
         await stop_task(self._looking)
         if self._open:
             await asyncio.wait(self._open, timeout=limits.WEBHOOK_DRAIN_SECONDS)
-        for task in list(self._open):
-            await stop_task(task)
+        await asyncio.gather(*(self._break_off(task, row) for task, row in list(self._open.items())))
 
     async def take(self) -> int:
         """Begins a try of what is due, as far as there is room; how many."""
         room = limits.WEBHOOK_TRIES_OPEN - len(self._open)
         if room <= 0:
             return 0
-        busy = list(Counts(self._open.values()))
-        rows = await self._use(lambda connection: deliveries.take(connection, busy=busy, limit=room))
+        now = time.monotonic()
+        rooms = self._health.rooms(now)
+        for id, count in Counts(row.webhook_id for row in self._open.values()).items():
+            rooms[id] = max(0, rooms.get(id, limits.WEBHOOK_PARALLEL) - count)
+        open_of = Counts(row.project_id for row in self._open.values())
+        project_rooms = {id: max(0, limits.WEBHOOK_PROJECT_TRIES - count) for id, count in open_of.items()}
+        rows = await self._use(
+            lambda connection: deliveries.take(connection, rooms=rooms, project_rooms=project_rooms, limit=room)
+        )
         for row in rows:
             task = asyncio.create_task(self._deliver(row), name="webhook")
-            self._open[task] = row.webhook_id
+            self._open[task] = row
             task.add_done_callback(self._close)
         return len(rows)
 
@@ -95,11 +106,20 @@ class Deliverer:
         del self._open[task]
         self._wake.set()
 
+    async def _break_off(self, task: asyncio.Task[None], row: Taken) -> None:
+        await stop_task(task)
+        try:
+            await self._use(lambda connection: deliveries.give_back(connection, row))
+        except Exception as error:  # its lease ends by itself
+            log.warning("webhook try not given back", id=str(row.id), error=type(error).__name__)
+
     # ------------------------------------------------------------------ a try
 
     async def _deliver(self, row: Taken) -> None:
         try:
-            await self._record(row, await self._send(row))
+            outcome = await self._send(row)
+            self._health.note(row.webhook_id, not outcome.error, time.monotonic())
+            await self._record(row, outcome)
         except Exception as error:
             # The lease ends and it is sent again. One that goes wrong keeps nobody else.
             if not (isinstance(error, psycopg.Error) or is_away(error)):
@@ -165,6 +185,7 @@ class Deliverer:
     async def _take_for_ever(self) -> None:
         while True:
             self._wake.clear()
+            looked = time.monotonic()
             try:
                 await self.take()
             except Exception as error:
@@ -175,6 +196,7 @@ class Deliverer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(limits.WEBHOOK_POLL_SECONDS):
                     await self._wake.wait()
+            await asyncio.sleep(max(0.0, looked + limits.WEBHOOK_GAP_SECONDS - time.monotonic()))
 
     async def _look_for_ever(self) -> None:
         while True:

@@ -18,7 +18,7 @@ from services.conversation import limits, translate
 from services.conversation.domain import webhooks as rules
 from services.conversation.store import webhooks
 from services.conversation.store.webhooks import DeliveryRow, Sealed, WebhookRow
-from services.conversation.webhooks import place
+from services.conversation.webhooks import Deliverer, place
 from threadloom.conversation.v1 import webhook_service_pb2 as api
 from threadloom.conversation.v1 import webhook_service_pb2_grpc as api_grpc
 
@@ -34,8 +34,8 @@ STATES = {
 class WebhookServicer(api_grpc.WebhookServiceServicer):
     """See webhook_service.proto."""
 
-    def __init__(self, engine: AsyncEngine, ring: KeyRing, outbound: Outbound) -> None:
-        self._engine, self._ring, self._outbound = engine, ring, outbound
+    def __init__(self, engine: AsyncEngine, ring: KeyRing, outbound: Outbound, deliverer: Deliverer) -> None:
+        self._engine, self._ring, self._outbound, self._deliverer = engine, ring, outbound, deliverer
 
     async def CreateWebhook(self, request: api.CreateWebhookRequest, context: Context) -> api.CreateWebhookResponse:
         """Makes a webhook."""
@@ -110,6 +110,7 @@ class WebhookServicer(api_grpc.WebhookServiceServicer):
             row = await webhooks.tell(tx, id, delivery=new_id(), type=rules.PING, payload=payload)
         if row is None:
             raise not_found("webhook")
+        self._deliverer.wake()
         return api.SendTestWebhookResponse(delivery=_delivery(row))
 
     async def ListWebhookDeliveries(
@@ -138,6 +139,7 @@ class WebhookServicer(api_grpc.WebhookServiceServicer):
             row = await webhooks.redeliver(tx, id, limits.WEBHOOK_LEASE_SECONDS)
         if row is None:
             raise not_found("delivery")
+        self._deliverer.wake()
         return api.RedeliverWebhookDeliveryResponse(delivery=_delivery(row))
 
     def _new_secret(self, project: UUID, webhook: UUID) -> tuple[str, Sealed]:

@@ -17,6 +17,8 @@ DRAIN_SECONDS = 2.0
 
 # The tests' users begin more runs a minute than a user of ours may.
 UNHURRIED = {"billing": {"BILLING_RUNS_PER_MINUTE": "1000000"}}
+# And the receivers of their webhooks are on this machine.
+ENVIRON = {**UNHURRIED, "conversation": {"THREADLOOM_ALLOWED_HOSTS": "127.0.0.1"}}
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def two_of_each(template: RunningPostgres) -> Iterator[Stack]:
             nats_url=nats.url,
             gateways=2,
             conversation_drain_seconds=DRAIN_SECONDS,
-            environ=UNHURRIED,
+            environ=ENVIRON,
         ) as cluster,
     ):
         yield Stack(cluster, provider, nats)

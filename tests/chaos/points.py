@@ -41,6 +41,11 @@ LAST_DELTA = Point("after the last delta", "run_events", f"NEW.kind = {RUN_FINIS
 FINISH = Point("before the finish", "ai_runs", "NEW.status <> 'running'", "UPDATE", at_commit=True)
 # The run before has ended, and its end started the next one; nobody owns that yet.
 CLAIM = Point("before the next claim", "ai_runs", "OLD.worker_id IS NULL AND NEW.worker_id IS NOT NULL", "UPDATE")
+# Of a webhook's delivery: it is about to be leased, and it was received and is about to be written down.
+WEBHOOK_TAKE = Point(
+    "before the delivery", "webhook_deliveries", "NEW.state = 'pending' AND NEW.attempts = OLD.attempts", "UPDATE"
+)
+WEBHOOK_RECORD = Point("before the record of the delivery", "webhook_deliveries", "NEW.state = 'delivered'", "UPDATE")
 
 POINTS = (START, REQUEST, FIRST_DELTA, MID_TEXT, LAST_DELTA, FINISH)
 

@@ -1,6 +1,6 @@
 """SQL of what webhooks are to be told: written with the fact, taken by any process. Engine role, raw psycopg."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -22,18 +22,30 @@ WHERE r.id = %(run)s AND w.enabled AND %(type)s = ANY(w.events)
 ON CONFLICT DO NOTHING
 """
 # Taking a row is a lease, not a lock: nothing is open while the receiver is waited for. Webhooks in any order, a
-# few rows of each: one with many rows stands in front of nobody. A run's later event waits for its earlier one.
+# few rows of each and of each project: who has many rows stands in front of nobody. A run's later event waits for its
+# earlier one.
 TAKE = b"""
-WITH found AS (
-    SELECT due.id FROM (SELECT id FROM conversation.webhooks
-        WHERE enabled AND id <> ALL(%(busy)s) ORDER BY random()) w
+WITH held AS (
+    SELECT * FROM unnest(%(webhooks)s::uuid[], %(rooms)s::int[]) AS h (webhook_id, room)
+), spent AS (
+    SELECT * FROM unnest(%(projects)s::uuid[], %(project_rooms)s::int[]) AS s (project_id, room)
+), wanted AS (
+    SELECT due.id, w.project_room, row_number() OVER (PARTITION BY w.project_id ORDER BY w.rank) AS place, w.rank
+    FROM (
+        SELECT w.id, w.project_id, coalesce(h.room, %(each)s) AS room, coalesce(s.room, %(project)s) AS project_room,
+            random() AS rank
+        FROM conversation.webhooks w LEFT JOIN held h ON h.webhook_id = w.id
+            LEFT JOIN spent s ON s.project_id = w.project_id
+        WHERE w.enabled AND coalesce(h.room, 1) > 0 AND coalesce(s.room, 1) > 0
+    ) w
     CROSS JOIN LATERAL (
         SELECT d.id FROM conversation.webhook_deliveries d
         WHERE d.webhook_id = w.id AND d.state = 'pending' AND d.due_at <= clock_timestamp()
             AND NOT EXISTS (SELECT FROM conversation.webhook_deliveries e WHERE e.webhook_id = d.webhook_id
                 AND e.run_id = d.run_id AND e.state = 'pending' AND (e.created_at, e.id) < (d.created_at, d.id))
-        ORDER BY d.due_at LIMIT %(each)s FOR UPDATE OF d SKIP LOCKED) due
-    LIMIT %(limit)s
+        ORDER BY d.due_at LIMIT w.room FOR UPDATE OF d SKIP LOCKED) due
+), found AS (
+    SELECT id FROM wanted WHERE place <= project_room ORDER BY rank LIMIT %(limit)s
 )
 UPDATE conversation.webhook_deliveries d SET due_at = clock_timestamp() + make_interval(secs => %(seconds)s)
 FROM found, conversation.webhooks w WHERE d.id = found.id AND w.id = d.webhook_id
@@ -49,6 +61,26 @@ UPDATE conversation.webhook_deliveries SET attempts = attempts + 1, last_status 
     state = CASE WHEN %(pause)s::float8 IS NULL THEN 'failed' ELSE 'pending' END,
     due_at = clock_timestamp() + make_interval(secs => coalesce(%(pause)s::float8, 0))
 WHERE id = %(id)s AND state = 'pending' AND due_at = %(leased_until)s
+"""
+# Who breaks a try off gives the row back.
+GIVE_BACK = b"""
+UPDATE conversation.webhook_deliveries SET due_at = clock_timestamp()
+WHERE id = %(id)s AND state = 'pending' AND due_at = %(leased_until)s
+"""
+# By the index on created_at.
+REMOVE_OLD = b"""
+DELETE FROM conversation.webhook_deliveries WHERE id IN (
+    SELECT id FROM conversation.webhook_deliveries WHERE created_at < clock_timestamp() - make_interval(secs =>
+        CASE WHEN state = 'delivered' THEN %(delivered)s::float8 ELSE %(kept)s::float8 END)
+        AND created_at < clock_timestamp() - make_interval(secs => least(%(delivered)s::float8, %(kept)s::float8))
+    ORDER BY created_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
+"""
+# Written by a run that ended while the webhook was being removed. By the index of those that wait.
+REMOVE_ORPHANS = b"""
+DELETE FROM conversation.webhook_deliveries WHERE id IN (
+    SELECT id FROM conversation.webhook_deliveries d WHERE state = 'pending'
+        AND NOT EXISTS (SELECT FROM conversation.webhooks w WHERE w.id = d.webhook_id)
+    LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
 """
 GONE = b"UPDATE conversation.webhooks SET enabled = false, disabled_reason = 'gone' WHERE id = %s AND url = %s"
 PENDING = b"SELECT count(*) FROM conversation.webhook_deliveries WHERE state = 'pending'"
@@ -82,15 +114,21 @@ def tell_run_ended(
     yield Statement(TELL, {"run": run, "type": type, "payload": payload})
 
 
-async def take(connection: AsyncConnection, *, busy: list[UUID], limit: int) -> list[Taken]:
-    """Leases rows that are due, of webhooks that are not busy here."""
+async def take(
+    connection: AsyncConnection, *, rooms: Mapping[UUID, int], project_rooms: Mapping[UUID, int], limit: int
+) -> list[Taken]:
+    """Leases rows that are due. `rooms`: for how many more there is room here, of webhooks and projects with less."""
     async with connection.cursor(row_factory=class_row(Taken)) as cursor:
         await cursor.execute(
             TAKE,
             {
-                "busy": busy,
+                "webhooks": list(rooms),
+                "rooms": list(rooms.values()),
+                "projects": list(project_rooms),
+                "project_rooms": list(project_rooms.values()),
                 "limit": limit,
                 "each": limits.WEBHOOK_PARALLEL,
+                "project": limits.WEBHOOK_PROJECT_TRIES,
                 "seconds": limits.WEBHOOK_LEASE_SECONDS,
             },
         )
@@ -106,6 +144,19 @@ async def failed(connection: AsyncConnection, row: Taken, status: int, error: st
     """It did not; the next try is in so many seconds, or never."""
     values = {"id": row.id, "status": status, "error": error, "pause": pause, "leased_until": row.leased_until}
     await connection.execute(FAILED, values)
+
+
+async def give_back(connection: AsyncConnection, row: Taken) -> None:
+    """It was not tried to the end: it is due at once, for whoever takes it."""
+    await connection.execute(GIVE_BACK, {"id": row.id, "leased_until": row.leased_until})
+
+
+async def remove_old(connection: AsyncConnection) -> int:
+    """Removes some of what is kept long enough, and of what no webhook is there for; how many."""
+    kept = {"delivered": limits.WEBHOOK_DELIVERED_KEPT_SECONDS, "kept": limits.WEBHOOK_KEPT_SECONDS}
+    old = await connection.execute(REMOVE_OLD, {**kept, "limit": limits.SWEEP_DELIVERIES})
+    orphans = await connection.execute(REMOVE_ORPHANS, {"limit": limits.SWEEP_DELIVERIES})
+    return old.rowcount + orphans.rowcount
 
 
 async def disable(connection: AsyncConnection, row: Taken) -> None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from uuid import UUID
 
 import psycopg
+import psycopg_pool
 import pytest
 import pytest_asyncio
 import uvloop
@@ -12,10 +13,12 @@ from psycopg import sql as pg
 
 from kit.callers import SYSTEM, Caller, Role
 from kit.ids import new_id
-from services.conversation import limits
+from services.conversation import limits, server
+from services.conversation.webhooks import Deliverer
 from tests.contract.conversation.books import Books, open_books
 from tests.contract.conversation.harness import CREDENTIAL, PROVIDER_KEY, RING_1, Launcher, Service, Sql, connected
 from tests.fakes.provider import FakeProvider
+from tests.fakes.receiver import Receiver, running_receiver
 from tests.support import databases
 from tests.support.databases import Database
 from tests.support.servers import RunningPostgres
@@ -50,6 +53,15 @@ def database(kept_database: Database) -> Database:
         for schema, table in connection.execute(TABLES).fetchall():
             connection.execute(pg.SQL("DELETE FROM {}").format(pg.Identifier(schema, table)))
     return kept_database
+
+
+@pytest_asyncio.fixture
+async def engine_pool(database: Database) -> AsyncIterator[psycopg_pool.AsyncConnectionPool]:
+    """The engine role's connections, for what a test calls itself."""
+    async with psycopg_pool.AsyncConnectionPool(
+        database.engine_url, min_size=1, kwargs={"autocommit": True}, open=False
+    ) as pool:
+        yield pool
 
 
 @pytest_asyncio.fixture
@@ -122,3 +134,20 @@ def quick_lease(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def _insert_project(sql: Sql, id: UUID, slug: str) -> None:
     await sql.rows("INSERT INTO conversation.projects (id, slug, jwt_secret) VALUES (%s, %s, 's')", id, slug)
+
+
+@pytest_asyncio.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    async with running_receiver() as found:
+        yield found
+
+
+@pytest.fixture
+def quick_webhooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses of the schedule a thousandth of what they are; tries of half a second."""
+    pauses = tuple(min(pause / 1000, 0.3) for pause in limits.WEBHOOK_PAUSES)
+    monkeypatch.setattr(server, "Deliverer", lambda pool, out, ring: Deliverer(pool, out, ring, pauses))
+    monkeypatch.setattr(limits, "WEBHOOK_SECONDS", 0.5)
+    monkeypatch.setattr(limits, "WEBHOOK_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(limits, "WEBHOOK_REST_SECONDS", 0.001)
+    monkeypatch.setattr(limits, "WEBHOOK_REST_MAX_SECONDS", 0.06)

@@ -22,9 +22,11 @@ from threadloom.conversation.v1.conversation_service_pb2_grpc import Conversatio
 from threadloom.conversation.v1.message_pb2 import ContentPart, Message
 from threadloom.conversation.v1.project_service_pb2 import Identity, ProviderKey
 from threadloom.conversation.v1.project_service_pb2_grpc import ProjectServiceStub
+from threadloom.conversation.v1.relay_service_pb2_grpc import RelayServiceStub
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
 from threadloom.conversation.v1.run_pb2 import Run, RunEventBatch, RunOptions, Trace
 from threadloom.conversation.v1.thread_pb2 import Thread
+from threadloom.conversation.v1.webhook_service_pb2_grpc import WebhookServiceStub
 
 if TYPE_CHECKING:
     from tests.contract.conversation.books import Books
@@ -177,6 +179,8 @@ class Person:
         self.metadata = call_metadata(CREDENTIAL, caller, "request-of-tests")
         self.conversation = ConversationServiceStub(channel)
         self.projects = ProjectServiceStub(channel)
+        self.relay = RelayServiceStub(channel)
+        self.webhooks = WebhookServiceStub(channel)
 
     async def call(self, method: Callable[..., Any], request: object) -> Any:
         """The answer of a unary method; raises the ServiceError it was refused with."""

@@ -1,7 +1,6 @@
 """Wherever a reader joins a run, it gets exactly what follows (reports.md 1 to 19; durability.md 15 to 18)."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
@@ -19,19 +18,9 @@ from services.conversation.following import Followed, Hub
 from services.conversation.sweeper import Sweeper
 from tests.contract.conversation.harness import NO_NATS, Launcher, Reading, Service, Sql, project_id, text_of
 from tests.fakes.provider import FakeProvider
-from tests.support.databases import Database
 from threadloom.conversation.v1 import conversation_service_pb2 as api
 from threadloom.conversation.v1.message_pb2 import MessageStatus
 from threadloom.conversation.v1.run_event_pb2 import RunEvent
-
-
-@pytest_asyncio.fixture
-async def engine_pool(database: Database) -> AsyncIterator[psycopg_pool.AsyncConnectionPool]:
-    """The engine role's connections, for what a test calls itself."""
-    async with psycopg_pool.AsyncConnectionPool(
-        database.engine_url, min_size=1, kwargs={"autocommit": True}, open=False
-    ) as pool:
-        yield pool
 
 
 @pytest_asyncio.fixture

@@ -14,9 +14,12 @@ from kit.channels import to_service_error
 from kit.errors import ServiceError
 from kit.ids import new_id
 from tests.contract.conversation.harness import CREDENTIAL, Person, Service, Sql, eventually, project_id
+from tests.contract.conversation.hooks import Admin
 from tests.fakes.provider import FakeProvider
 from threadloom.conversation.v1 import conversation_service_pb2 as api
 from threadloom.conversation.v1 import project_service_pb2 as projects
+from threadloom.conversation.v1 import relay_service_pb2 as relay
+from threadloom.conversation.v1 import webhook_service_pb2 as hooks
 from threadloom.conversation.v1.message_pb2 import ContentPart
 from threadloom.conversation.v1.run_pb2 import IfRunning, RunOptions
 
@@ -34,6 +37,8 @@ class Things:
     run: str
     message: str
     project: str
+    webhook: str
+    delivery: str
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,14 @@ class Row:
     """What somebody would send for alice's things.
 
     `to_others` is the answer to bob, to another project's user of the same name and to another
-    project's service role; `to_system` the answer to a service of ours on nobody's behalf.
+    project's service role; `to_system` the answer to a service of ours on nobody's behalf. Only a
+    service role may manage webhooks: that another project's reaches none is in test_webhooks.py too.
     """
 
     request: Callable[[Things], Message]
     to_others: str
     to_system: str = "FORBIDDEN"
+    to_role_elsewhere: str = ""  # when it is another than `to_others`
 
 
 # ListThreads and CreateThread name nothing of anybody: they are answered, and what they show is tested below.
@@ -101,6 +108,37 @@ TABLE: dict[str, Row] = {
     "ProjectService.RedeemStreamTicket": Row(
         lambda _: projects.RedeemStreamTicketRequest(ticket="x"), "FORBIDDEN", "UNAUTHENTICATED"
     ),
+    "RelayService.Relay": Row(lambda _: relay.RelayRequest(), "FORBIDDEN", "INVALID_OPTIONS"),  # an id is missing
+    "WebhookService.CreateWebhook": Row(
+        lambda _: hooks.CreateWebhookRequest(url="https://10.0.0.1/", events=["run.failed"]),
+        "FORBIDDEN",
+        to_role_elsewhere="INVALID_OPTIONS",
+    ),
+    "WebhookService.ListWebhooks": Row(lambda _: hooks.ListWebhooksRequest(), "FORBIDDEN", to_role_elsewhere="own"),
+    "WebhookService.UpdateWebhook": Row(
+        lambda has: hooks.UpdateWebhookRequest(webhook_id=has.webhook, enabled=True),
+        "FORBIDDEN",
+        to_role_elsewhere="NOT_FOUND",
+    ),
+    "WebhookService.RotateWebhookSecret": Row(
+        lambda has: hooks.RotateWebhookSecretRequest(webhook_id=has.webhook), "FORBIDDEN", to_role_elsewhere="NOT_FOUND"
+    ),
+    "WebhookService.DeleteWebhook": Row(
+        lambda has: hooks.DeleteWebhookRequest(webhook_id=has.webhook), "FORBIDDEN", to_role_elsewhere="own"
+    ),
+    "WebhookService.SendTestWebhook": Row(
+        lambda has: hooks.SendTestWebhookRequest(webhook_id=has.webhook), "FORBIDDEN", to_role_elsewhere="NOT_FOUND"
+    ),
+    "WebhookService.ListWebhookDeliveries": Row(
+        lambda has: hooks.ListWebhookDeliveriesRequest(webhook_id=has.webhook),
+        "FORBIDDEN",
+        to_role_elsewhere="NOT_FOUND",
+    ),
+    "WebhookService.RedeliverWebhookDelivery": Row(
+        lambda has: hooks.RedeliverWebhookDeliveryRequest(delivery_id=has.delivery),
+        "FORBIDDEN",
+        to_role_elsewhere="NOT_FOUND",
+    ),
 }
 # The same by the name of the thread instead of the run.
 MORE: dict[str, Row] = {
@@ -130,16 +168,22 @@ NOBODIES: dict[str, dict[str, str]] = {
 
 @pytest_asyncio.fixture
 async def things(service: Service, provider: FakeProvider, sql: Sql) -> Things:
-    """A thread of alice's with a run that waits at a gate, its text at rest."""
+    """A thread of alice's with a run that waits at a gate, its text at rest; her project's webhook, which is off."""
     thread = await service.alice.thread(title="alice's own", user_id="alice")
     run = await service.alice.run(thread, "[fake chunks=3 gate=g gate_at=1]").until(lambda reading: reading.text)
     message = (await service.alice.reply(thread)).id
     await eventually(lambda: sql.value("SELECT text <> '' FROM conversation.ai_messages WHERE role = 'assistant'"))
-    return Things(thread, run.run_id, message, str(project_id(service.alice.caller)))
+    admin = Admin(service)
+    hook, _ = await admin.create("https://8.8.8.8/", ("run.failed",))
+    await admin.call(admin.stub.UpdateWebhook, hooks.UpdateWebhookRequest(webhook_id=hook, enabled=False))
+    ping = await admin.call(admin.stub.SendTestWebhook, hooks.SendTestWebhookRequest(webhook_id=hook))
+    return Things(thread, run.run_id, message, str(project_id(service.alice.caller)), hook, ping.delivery.id)
 
 
 def rpcs() -> set[str]:
-    services = [*api.DESCRIPTOR.services_by_name.values(), *projects.DESCRIPTOR.services_by_name.values()]
+    services = [
+        service for file in (api, projects, relay, hooks) for service in file.DESCRIPTOR.services_by_name.values()
+    ]
     return {f"{service.name}.{method.name}" for service in services for method in service.methods}
 
 
@@ -150,10 +194,15 @@ def all_rows() -> list[tuple[str, Row]]:
 async def answer(person: Person, name: str, request: Message, metadata: Metadata | None = None) -> str:
     """The reason the call was refused with, or `own` when it was answered."""
     service, _, method = name.partition(".")
-    stub = person.conversation if service == "ConversationService" else person.projects
-    call: Any = getattr(stub, method)(request, metadata=person.metadata if metadata is None else metadata, timeout=5)
+    given = person.metadata if metadata is None else metadata
+    call: Any
+    if service == "RelayService":
+        call = person.relay.Relay(iter([request]), metadata=given, timeout=5)
+    else:
+        stubs = {"ConversationService": person.conversation, "ProjectService": person.projects}
+        call = getattr(stubs.get(service, person.webhooks), method)(request, metadata=given, timeout=5)
     try:
-        if isinstance(call, aio.UnaryStreamCall):
+        if isinstance(call, aio.UnaryStreamCall | aio.StreamStreamCall):
             async for _ in call:
                 call.cancel()
                 return "own"
@@ -169,14 +218,15 @@ def test_every_rpc_is_in_the_table() -> None:
 
 
 async def test_others_cannot_tell_alices_things_from_nothing(service: Service, things: Things, sql: Sql) -> None:
-    nothing = Things(str(new_id()), str(new_id()), str(new_id()), things.project)
+    nothing = Things(str(new_id()), str(new_id()), str(new_id()), things.project, str(new_id()), str(new_id()))
     before = await sql.contents()
     for name, row in all_rows():
         for who in OTHERS:
+            expected = row.to_role_elsewhere if who == "role elsewhere" and row.to_role_elsewhere else row.to_others
             if row.to_others == "own":
                 continue
             for what in (things, nothing):
-                assert await answer(service.people[who], name, row.request(what)) == row.to_others, (name, who)
+                assert await answer(service.people[who], name, row.request(what)) == expected, (name, who)
     assert await sql.contents() == before
 
 

@@ -1,78 +1,22 @@
 """Webhooks hear of every run's end at least once, signed, whatever their receivers do meanwhile."""
 
 import asyncio
-import base64
-import hashlib
-import hmac
 import json
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
 import pytest_asyncio
-from aiohttp import web
 
 from kit.errors import ServiceError
-from services.conversation import limits, server
-from services.conversation.webhooks import Deliverer
-from tests.contract.conversation.harness import Launcher, Person, Service, Sql, eventually
+from services.conversation import limits
+from tests.contract.conversation.harness import Launcher, Service, Sql, eventually
+from tests.contract.conversation.hooks import BOTH, Admin, ask, count
 from tests.fakes.provider import FakeProvider
+from tests.fakes.receiver import Receiver
 from threadloom.conversation.v1 import webhook_service_pb2 as api
-from threadloom.conversation.v1.webhook_service_pb2_grpc import WebhookServiceStub
 
-if TYPE_CHECKING:
-    from threadloom.conversation.v1.webhook_service_pb2_grpc import WebhookServiceAsyncStub
-
-BOTH = ("run.finished", "run.failed")
-
-
-class Receiver:
-    """A real HTTP server that answers as it is told: a status, or `hang`, `close`, `redirect`."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, list[int | str]] = {}
-        self.got: list[tuple[str, dict[str, str], bytes]] = []
-        self.url = ""
-
-    async def handle(self, request: web.Request) -> web.Response:
-        self.got.append((request.path, {k.lower(): v for k, v in request.headers.items()}, await request.read()))
-        queue = self.answers.get(request.path, [])
-        answer = queue.pop(0) if len(queue) > 1 else queue[0] if queue else 204
-        if answer == "hang":
-            await asyncio.sleep(60)
-        if answer == "close":
-            assert request.transport is not None
-            request.transport.close()
-        if answer == "redirect":
-            return web.Response(status=307, headers={"Location": "/elsewhere"})
-        return web.Response(status=answer if isinstance(answer, int) else 200, text="x" * 100_000)
-
-    def at(self, path: str) -> list[tuple[str, dict[str, str], bytes]]:
-        return [one for one in self.got if one[0] == path]
-
-
-@pytest_asyncio.fixture
-async def receiver() -> AsyncIterator[Receiver]:
-    found = Receiver()
-    app = web.Application()
-    app.router.add_route("*", "/{any:.*}", found.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    found.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield found
-    await runner.cleanup()
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses of the schedule a thousandth of what they are; tries of half a second."""
-    pauses = tuple(min(pause / 1000, 0.3) for pause in limits.WEBHOOK_PAUSES)
-    monkeypatch.setattr(server, "Deliverer", lambda pool, out, ring: Deliverer(pool, out, ring, pauses))
-    monkeypatch.setattr(limits, "WEBHOOK_SECONDS", 0.5)
-    monkeypatch.setattr(limits, "WEBHOOK_POLL_SECONDS", 0.05)
-    monkeypatch.setattr(limits, "WEBHOOK_DRAIN_SECONDS", 1.0)
+pytestmark = pytest.mark.usefixtures("quick_webhooks")
 
 
 @pytest_asyncio.fixture
@@ -80,58 +24,21 @@ async def service(launch: Launcher) -> Service:
     return await launch(THREADLOOM_ALLOWED_HOSTS="127.0.0.1")
 
 
-class Admin:
-    """The service role at WebhookService."""
-
-    def __init__(self, service: Service, who: Person | None = None) -> None:
-        self.person = who or service.role
-        self.stub: WebhookServiceAsyncStub = WebhookServiceStub(service.channel)
-
-    async def call(self, name: str, request: object) -> Any:
-        return await self.person.call(getattr(self.stub, name), request)
-
-    async def create(self, url: str, events: tuple[str, ...] = BOTH) -> tuple[str, str]:
-        answer = await self.call("CreateWebhook", api.CreateWebhookRequest(url=url, events=events))
-        return answer.webhook.id, answer.secret
-
-    async def deliveries(self, webhook: str) -> list[api.WebhookDelivery]:
-        request = api.ListWebhookDeliveriesRequest(webhook_id=webhook)
-        return list((await self.call("ListWebhookDeliveries", request)).deliveries)
-
-    async def until(self, webhook: str, state: int) -> api.WebhookDelivery:
-        async def look() -> list[api.WebhookDelivery]:
-            return [one for one in await self.deliveries(webhook) if one.state == state]
-
-        return (await eventually(look))[0]
-
-
-async def ask(service: Service) -> str:
-    return (await service.alice.run(await service.alice.thread(), "hello").end()).run_id
-
-
-def is_signed(secret: str, headers: dict[str, str], body: bytes) -> bool:
-    """As the standard says, written without our own."""
-    key = base64.b64decode(secret.split("_", 1)[1])
-    signed = headers["webhook-id"].encode() + b"." + headers["webhook-timestamp"].encode() + b"." + body
-    expected = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
-    return headers["webhook-signature"] == f"v1,{expected}"
-
-
 async def test_a_finished_run_is_told_once_and_signed(service: Service, receiver: Receiver) -> None:
     admin = Admin(service)
     hook, secret = await admin.create(receiver.url + "/a")
     run = await ask(service)
     row = await admin.until(hook, api.DELIVERY_STATE_DELIVERED)
-    ((_, headers, body),) = receiver.got
-    assert is_signed(secret, headers, body)
-    assert not is_signed(secret, headers, body + b" ")
-    assert headers["webhook-id"] == row.id
-    told = json.loads(body)
+    (got,) = receiver.got
+    assert got.is_signed(secret)
+    assert not replace(got, body=got.body + b" ").is_signed(secret)
+    assert got.id == row.id
+    told = json.loads(got.body)
     assert told["type"] == "run.finished"
     assert told["data"]["run_id"] == run
     assert (told["data"]["user_id"], told["data"]["status"]) == ("alice", "succeeded")
     assert told["data"]["usage"]["output_tokens"] > 0
-    assert b"hello" not in body
+    assert b"hello" not in got.body
 
 
 async def test_a_project_without_webhooks_that_want_it_adds_no_row(
@@ -140,7 +47,8 @@ async def test_a_project_without_webhooks_that_want_it_adds_no_row(
     _hook, _ = await Admin(service).create(receiver.url, ("run.failed",))
     _other, _ = await Admin(service, service.people["role elsewhere"]).create(receiver.url)
     off, _ = await Admin(service).create(receiver.url)
-    await Admin(service).call("UpdateWebhook", api.UpdateWebhookRequest(webhook_id=off, enabled=False))
+    admin = Admin(service)
+    await admin.call(admin.stub.UpdateWebhook, api.UpdateWebhookRequest(webhook_id=off, enabled=False))
     await ask(service)
     assert await sql.value("SELECT count(*) FROM conversation.webhook_deliveries") == 0
 
@@ -155,8 +63,8 @@ async def test_a_receiver_in_trouble_gets_it_later_under_the_same_id(
     await ask(service)
     row = await admin.until(hook, api.DELIVERY_STATE_DELIVERED)
     assert row.attempts == 3
-    assert {headers["webhook-id"] for _, headers, _ in receiver.got} == {row.id}
-    assert all(is_signed(secret, headers, body) for _, headers, body in receiver.got)
+    assert {got.id for got in receiver.got} == {row.id}
+    assert all(got.is_signed(secret) for got in receiver.got)
     assert not receiver.at("/elsewhere")
 
 
@@ -170,7 +78,7 @@ async def test_after_the_last_try_it_is_failed_listed_and_sent_again_by_hand(
     row = await admin.until(hook, api.DELIVERY_STATE_FAILED)
     assert (row.attempts, row.last_status) == (len(limits.WEBHOOK_PAUSES) + 1, 503)
     receiver.answers["/a"] = [200]
-    await admin.call("RedeliverWebhookDelivery", api.RedeliverWebhookDeliveryRequest(delivery_id=row.id))
+    await admin.call(admin.stub.RedeliverWebhookDelivery, api.RedeliverWebhookDeliveryRequest(delivery_id=row.id))
     assert (await admin.until(hook, api.DELIVERY_STATE_DELIVERED)).id == row.id
 
 
@@ -182,7 +90,7 @@ async def test_one_that_hangs_delays_no_other(service: Service, receiver: Receiv
     for _ in range(6):
         await ask(service)
     async with asyncio.timeout(5):
-        await eventually(lambda: _count(receiver, 6, "/quick"))
+        await eventually(lambda: count(receiver, 6, "/quick"))
     assert all(one.state == api.DELIVERY_STATE_PENDING for one in await admin.deliveries(slow))
 
 
@@ -190,9 +98,9 @@ async def test_gone_disables_the_webhook(service: Service, receiver: Receiver) -
     receiver.answers["/a"] = [410]
     admin = Admin(service)
     hook, _ = await admin.create(receiver.url + "/a")
-    await admin.call("SendTestWebhook", api.SendTestWebhookRequest(webhook_id=hook))
+    await admin.call(admin.stub.SendTestWebhook, api.SendTestWebhookRequest(webhook_id=hook))
     assert (await admin.until(hook, api.DELIVERY_STATE_FAILED)).attempts == 1
-    ((found,)) = (await admin.call("ListWebhooks", api.ListWebhooksRequest())).webhooks
+    ((found,)) = (await admin.call(admin.stub.ListWebhooks, api.ListWebhooksRequest())).webhooks
     assert (found.enabled, found.disabled_reason) == (False, "gone")
 
 
@@ -228,8 +136,8 @@ async def test_who_dies_between_sending_and_writing_down_has_it_sent_again(
         " due_at = clock_timestamp() + interval '0.2 s' WHERE id = %s",
         UUID(row.id),
     )
-    await eventually(lambda: _count(receiver, 2))
-    assert {headers["webhook-id"] for _, headers, _ in receiver.got} == {row.id}
+    await eventually(lambda: count(receiver, 2))
+    assert {got.id for got in receiver.got} == {row.id}
 
 
 async def test_a_later_event_of_a_run_waits_for_an_earlier_one(service: Service, receiver: Receiver, sql: Sql) -> None:
@@ -242,8 +150,8 @@ async def test_a_later_event_of_a_run_waits_for_an_earlier_one(service: Service,
         " SELECT gen_random_uuid(), webhook_id, project_id, run_id, 'run.failed', '{\"later\": 1}'"
         " FROM conversation.webhook_deliveries"
     )
-    await eventually(lambda: _count(receiver, 5))
-    assert [b"later" in body for _, _, body in receiver.got] == [False] * 4 + [True]
+    await eventually(lambda: count(receiver, 5))
+    assert [b"later" in got.body for got in receiver.got] == [False] * 4 + [True]
 
 
 async def test_a_failed_run_is_told_as_failed(
@@ -253,8 +161,8 @@ async def test_a_failed_run_is_told_as_failed(
     await admin.create(receiver.url)
     reading = service.alice.run(await service.alice.thread(), "hello", model="a-model-without-a-price")
     await reading.end()
-    await eventually(lambda: _count(receiver, 1))
-    told = json.loads(receiver.got[0][2])
+    await eventually(lambda: count(receiver, 1))
+    told = json.loads(receiver.got[0].body)
     assert told["type"] == "run.failed"
     assert told["data"]["error"]["code"] == "MODEL_NOT_PRICED"
     assert told["data"]["message_id"] is None
@@ -266,13 +174,14 @@ async def test_a_secret_can_be_rotated_and_a_project_has_ten_webhooks(service: S
     with pytest.raises(ServiceError, match="at most 10"):
         await admin.create(receiver.url)
     for id in ids[1:]:
-        await admin.call("DeleteWebhook", api.DeleteWebhookRequest(webhook_id=id))
-    secret = (await admin.call("RotateWebhookSecret", api.RotateWebhookSecretRequest(webhook_id=ids[0]))).secret
-    await admin.call("SendTestWebhook", api.SendTestWebhookRequest(webhook_id=ids[0]))
-    await eventually(lambda: _count(receiver, 1))
-    _, headers, body = receiver.got[0]
-    assert is_signed(secret, headers, body)
-    assert json.loads(body)["type"] == "ping"
+        await admin.call(admin.stub.DeleteWebhook, api.DeleteWebhookRequest(webhook_id=id))
+    secret = (
+        await admin.call(admin.stub.RotateWebhookSecret, api.RotateWebhookSecretRequest(webhook_id=ids[0]))
+    ).secret
+    await admin.call(admin.stub.SendTestWebhook, api.SendTestWebhookRequest(webhook_id=ids[0]))
+    await eventually(lambda: count(receiver, 1))
+    assert receiver.got[0].is_signed(secret)
+    assert json.loads(receiver.got[0].body)["type"] == "ping"
 
 
 async def test_only_its_own_projects_service_role_reaches_a_webhook(
@@ -296,22 +205,16 @@ async def test_only_its_own_projects_service_role_reaches_a_webhook(
     assert set(requests) == {method.name for method in api.DESCRIPTOR.services_by_name["WebhookService"].methods}
     for name, request in requests.items():
         for who in ("alice", "bob", "alice elsewhere", "system"):
+            wrong = Admin(service, service.people[who])
             with pytest.raises(ServiceError) as caught:
-                await Admin(service, service.people[who]).call(name, request)
+                await wrong.call(getattr(wrong.stub, name), request)
             assert caught.value.reason == "FORBIDDEN", (name, who)
     elsewhere = Admin(service, service.people["role elsewhere"])
-    assert not (await elsewhere.call("ListWebhooks", requests["ListWebhooks"])).webhooks
-    await elsewhere.call("DeleteWebhook", requests["DeleteWebhook"])
+    assert not (await elsewhere.call(elsewhere.stub.ListWebhooks, requests["ListWebhooks"])).webhooks
+    await elsewhere.call(elsewhere.stub.DeleteWebhook, requests["DeleteWebhook"])
     for name, request in requests.items():
         if name not in ("ListWebhooks", "DeleteWebhook"):
             with pytest.raises(ServiceError) as caught:
-                await elsewhere.call(name, request)
+                await elsewhere.call(getattr(elsewhere.stub, name), request)
             assert caught.value.reason == "NOT_FOUND", name
     assert await sql.contents() == before
-
-
-async def _count(receiver: Receiver, count: int, path: str = "") -> bool:
-    """Whether so many different deliveries, or tries of any, came."""
-    if path:
-        return len({headers["webhook-id"] for _, headers, _ in receiver.at(path)}) >= count
-    return len(receiver.got) >= count

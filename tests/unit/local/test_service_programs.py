@@ -58,3 +58,10 @@ def test_both_schemas_are_migrated_each_with_a_log_of_its_own() -> None:
         "b-request",
         "b-engine",
     )
+
+
+def test_what_receivers_may_be_called_is_taken_over_from_outside() -> None:
+    outer = {**OUTER, "THREADLOOM_ALLOWED_HOSTS": "127.0.0.1"}
+    assert service_programs.conversation("conversation-1", WIRING, outer, LOG).environ["THREADLOOM_ALLOWED_HOSTS"] == (
+        "127.0.0.1"
+    )
