@@ -25,6 +25,6 @@ class RelayServicer(api_grpc.RelayServiceServicer):
         """Starts and follows runs for many callers."""
         require_system()
         session = RelaySession(self._conversations.start, self._conversations.follow)
-        context.add_done_callback(lambda _: session.close())
+        context.add_done_callback(lambda _: session.close())  # type: ignore[arg-type]  # the stubs name another context
         async for response in session.serve(request_iterator):
             yield response
