@@ -20,8 +20,17 @@ async def start(client: Client, conversation: str, content: str) -> str:
     return str(made["run_id"])
 
 
-@pytest.mark.parametrize("arrives", [False, True], ids=["lost", "done"])
-@pytest.mark.parametrize("point", [MID_TEXT, FINISH, CLAIM], ids=str)
+FAST = ((FINISH, False), (CLAIM, True))  # the others are long: each waits for a takeover
+CASES = [
+    pytest.param(
+        point, arrives, marks=[] if (point, arrives) in ((FINISH, False), (CLAIM, True)) else [pytest.mark.long]
+    )
+    for point in (MID_TEXT, FINISH, CLAIM)
+    for arrives in (False, True)
+]
+
+
+@pytest.mark.parametrize(("point", "arrives"), CASES, ids=str)
 async def test_a_queue_outlives_its_owner(stack: Stack, point: Point, arrives: bool) -> None:
     """`arrives`: the write at which the owner is killed still happens."""
     cluster = stack.cluster

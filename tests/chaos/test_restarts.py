@@ -146,6 +146,7 @@ async def test_a_follower_elsewhere_gets_the_exact_text_without_nats(stack: Stac
     assert "".join(event.text_delta.text for event in events) == answer.text
 
 
+@pytest.mark.long
 async def test_a_watched_run_outlives_an_outage_longer_than_its_watch(slow: Servers) -> None:
     """Nobody could say that it is followed; the owner gives everybody the time to say it again (durability.md 20)."""
     stack, postgres, _ = slow
