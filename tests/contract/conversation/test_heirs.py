@@ -66,7 +66,7 @@ async def test_cutting_calls_a_second_time_spares_the_call_made_since(
     lost, made = new_id(), new_id()
     usage = Usage(output_tokens=3, cost=Money(nano_usd=5), estimated=True)
     cut = owning.end_call(owning.CallEnd(lost, "cut", usage, "estimated", notice=("billing.settle", b"told")))
-    statements = [owning.begin_call(run, lost, 1, 1), cut, owning.begin_call(run, made, 2, 2)]
+    statements = [owning.begin_call(run, lost, "m", 1, 1), cut, owning.begin_call(run, made, "m", 2, 2)]
     async with await psycopg.AsyncConnection.connect(database.engine_url, autocommit=True) as connection:
         for statement in [*statements, *statements[1:]]:  # the answer of the first COMMIT was lost
             await connection.execute(statement.sql.encode(), statement.parameters)

@@ -53,13 +53,28 @@ OF_ADMINS: dict[tuple[str, str], Any] = {
     ("GET", ADMIN + "/identity"): None,
     ("PUT", ADMIN + "/identity"): {"jwks_url": "https://mallory.example/jwks.json"},
     ("DELETE", ADMIN + "/identity"): None,
+    ("GET", ADMIN + "/webhooks"): None,
+    ("POST", ADMIN + "/webhooks"): {"url": "https://mallory.example/", "events": ["run.finished"]},
+    ("PATCH", ADMIN + "/webhooks/{webhook_id}"): {"enabled": False},
+    ("DELETE", ADMIN + "/webhooks/{webhook_id}"): None,
+    ("POST", ADMIN + "/webhooks/{webhook_id}/secret"): None,
+    ("POST", ADMIN + "/webhooks/{webhook_id}/test"): None,
+    ("GET", ADMIN + "/webhooks/{webhook_id}/deliveries"): None,
+    ("POST", ADMIN + "/webhook-deliveries/{delivery_id}/redeliver"): None,
 }
 WALK = OF_A_CONVERSATION | OF_NOBODY | OF_USERS | OF_ADMINS
 
 
 def filled(route: str, conversation: str = NOBODYS) -> str:
     """A route with something in each of its places."""
-    return route.format(conversation_id=conversation, user_id="alice", period="day", provider="openai")
+    return route.format(
+        conversation_id=conversation,
+        user_id="alice",
+        period="day",
+        provider="openai",
+        webhook_id=NOBODYS,
+        delivery_id=NOBODYS,
+    )
 
 
 @pytest.fixture(scope="module")

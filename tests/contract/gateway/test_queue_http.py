@@ -32,8 +32,8 @@ async def start(client: Client, conversation: str, content: str, **options: Any)
     return await client.call("POST", path(conversation, "/messages"), body)
 
 
-async def follow(client: Client, conversation: str, last_id: str = "") -> Answer:
-    answer = Answer()
+async def follow(client: Client, conversation: str, last_id: str = "", into: Answer | None = None) -> Answer:
+    answer = into or Answer()
     async with client.resume(conversation, last_id) as frames:
         async for frame in frames:
             answer.add(frame)
@@ -101,11 +101,17 @@ async def test_a_background_message_is_accepted_at_once_and_followed_later(
     assert await alice.call("POST", path(conversation, "/messages"), body, key) == first
     busy = await refusal(start(alice, conversation, "Three"))
     assert (busy.status, busy.body["code"], busy.body["run_id"]) == (409, "RUN_IN_PROGRESS", first["run_id"])
+    attached = [Answer(), Answer()]
     followers = [
-        asyncio.create_task(follow(alice, conversation)),
-        asyncio.create_task(follow(alice, conversation, f"{first['run_id']}:0.0")),
+        asyncio.create_task(follow(alice, conversation, into=attached[0])),
+        asyncio.create_task(follow(alice, conversation, f"{first['run_id']}:0.0", into=attached[1])),
         asyncio.create_task(follow(alice, conversation, f"{second['run_id']}:0.0")),
     ]
+
+    async def are_attached() -> bool:
+        return all(answer.frames for answer in attached)
+
+    await eventually(are_attached)  # the first one to the run that is active now
     provider.open_gate("q2")
     *of_first, of_second = await asyncio.gather(*followers)
     assert of_first[0].frames == of_first[1].frames
