@@ -38,7 +38,7 @@ class Interest:
 
 
 class Bus:
-    """One connection to NATS. `url` may hold credentials; they are never logged."""
+    """One connection to NATS, which never hears itself. `url` may hold credentials; they are never logged."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -104,6 +104,7 @@ class Bus:
         await self._client.connect(
             servers=[self._url],
             connect_timeout=CONNECT_SECONDS,
+            no_echo=True,
             reconnect_time_wait=RECONNECT_WAIT_SECONDS,  # type: ignore[arg-type]
             max_reconnect_attempts=-1,
             error_cb=self._on_error,

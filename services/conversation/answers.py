@@ -501,8 +501,9 @@ class Answer:
             if run.options.HasField("cancel_after_disconnect"):
                 yield watch.remove(run.id)
 
-        promoted = await self._commit(told, make)
-        self._with.deliverer.wake()
+        returned = await self._commit(told, make)
+        if any(what == deliveries.TOLD for what, _ in returned):
+            self._with.deliverer.wake()
         ENDED_RUNS.labels(status).inc()
         state = run.log.state
         log.info(
@@ -513,8 +514,9 @@ class Answer:
             attempts=run.attempt,
             seconds=round(run.age, 3),
         )
-        for (next_run,) in promoted:
-            await self._with.ownership.claim_one(next_run)
+        for what, found in returned:
+            if what == queue.PROMOTED:
+                await self._with.ownership.claim_one(found)
 
     async def _commit(self, told: list[RunEvent], statements: MakeStatements) -> list[tuple[Any, ...]]:
         """A state change that may tell billing something. Returns the rows its statements returned."""

@@ -30,6 +30,7 @@ from services.conversation.providers.model import (
     Text,
     TokenUsage,
 )
+from services.conversation.silence import Silence
 from threadloom.conversation.v1.message_pb2 import Usage
 from threadloom.conversation.v1.run_event_pb2 import LlmRequestTrace, RunEvent, ThinkingTrace, TraceStarted
 
@@ -149,9 +150,9 @@ class ModelCall:
         """Reads the answer to its end, or until the task is cancelled; a failure is kept in `failure`."""
         self._started = time.monotonic()
         try:
-            async with asyncio.timeout(idle_seconds) as idle, aclosing(client.stream(self.request)) as stream:
+            async with Silence(idle_seconds) as silence, aclosing(client.stream(self.request)) as stream:
                 async for brought in stream:
-                    idle.reschedule(None)  # whoever is slow from here on is not the provider
+                    silence.pause()  # whoever is slow from here on is not the provider
                     for event in brought:
                         self._take(event)
                     await self._journal.make_room(self._run.log)
@@ -161,7 +162,7 @@ class ModelCall:
                         # The provider does not keep to the limit it was given; the money ends here.
                         self.finish_reason = endings.LENGTH
                         return
-                    idle.reschedule(asyncio.get_running_loop().time() + idle_seconds)
+                    silence.heard()
         except ProviderFailure as failure:
             self.failure = failure
         except TimeoutError:

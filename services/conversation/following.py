@@ -109,9 +109,9 @@ class Hub:
         payload = batch.SerializeToString()
         if len(payload) > limits.PAGE_BYTES:
             for page in _pages((event.ByteSize(), event) for event in batch.events):
-                self.deliver(batch_of(run, page))
+                self._deliver(run.run_id, batch_of(run, page))
         else:
-            self.deliver(batch)
+            self._deliver(run.run_id, batch)
         if len(payload) > limits.PUBLISH_BYTES:
             batch = RunEventBatch(run_id=batch.run_id, thread_id=batch.thread_id, last_seq=batch.last_seq)
             payload = batch.SerializeToString()
@@ -120,12 +120,12 @@ class Hub:
     def nudge(self, project_id: UUID, thread_id: UUID, run_id: UUID, last_seq: int) -> None:
         """Tells followers everywhere how far a run's log is: they read the rest."""
         batch = RunEventBatch(run_id=str(run_id), thread_id=str(thread_id), last_seq=last_seq)
-        self.deliver(batch)
+        self._deliver(run_id, batch)
         self._bus.post(thread_subject(project_id, thread_id), batch.SerializeToString())
 
-    def deliver(self, batch: RunEventBatch) -> None:
+    def _deliver(self, run_id: UUID, batch: RunEventBatch) -> None:
         """Hands a batch to the followers of its run."""
-        for feed in self._feeds.get(UUID(batch.run_id), ()):
+        for feed in self._feeds.get(run_id, ()):
             feed.put(batch)
 
     async def follow(
@@ -154,17 +154,17 @@ class Hub:
                 live = await feed.next()
                 if live is None:
                     raise not_found("run")
-                fresh = _after(live, after)
-                is_behind = live.last_seq > after and (not fresh or fresh[0].seq != after + 1)
-                if is_behind:
-                    continue
-                if fresh:
-                    after = fresh[-1].seq
-                    yield live if len(fresh) == len(live.events) else _batch(run, fresh)
-                    if is_terminal(fresh[-1]):
-                        return
-                elif not live.events:
-                    yield _batch(run, [], after)
+                if live.events and live.events[0].seq == after + 1:  # nearly always
+                    fresh, is_behind = live, False
+                else:
+                    fresh = _after(run, live, after)
+                    is_behind = live.last_seq > after and (not fresh.events or fresh.events[0].seq != after + 1)
+                    if is_behind or (live.events and not fresh.events):
+                        continue
+                yield fresh
+                after = fresh.last_seq
+                if fresh.events and is_terminal(fresh.events[-1]):
+                    return
 
     async def _replay(self, run: Followed, after: int) -> AsyncIterator[RunEventBatch]:
         while True:
@@ -198,7 +198,8 @@ class Hub:
                 self._bus.unsubscribe(self._interests.pop(run.run_id))
 
     def _receive(self, payload: bytes) -> None:
-        self.deliver(RunEventBatch.FromString(payload))
+        batch = RunEventBatch.FromString(payload)
+        self._deliver(UUID(batch.run_id), batch)
 
     async def _heartbeat(self) -> None:
         """Every 2 s, one read for all followed runs: a lost last wake-up must not hang a follower for ever."""
@@ -225,10 +226,9 @@ class Hub:
                     feed.end()
 
 
-def _after(batch: RunEventBatch, seq: int) -> list[RunEvent]:
-    if not batch.events or batch.events[0].seq > seq:
-        return list(batch.events)
-    return [event for event in batch.events if event.seq > seq]
+def _after(run: Followed, batch: RunEventBatch, seq: int) -> RunEventBatch:
+    """What of a batch is newer."""
+    return _batch(run, [event for event in batch.events if event.seq > seq], seq)
 
 
 def _batch(run: Followed, events: list[RunEvent], last_seq: int = 0) -> RunEventBatch:

@@ -74,6 +74,10 @@ class RunLog:
     is_committing: bool = False
     committed: asyncio.Event = field(default_factory=asyncio.Event)
     drained: asyncio.Event = field(default_factory=asyncio.Event)
+    names: tuple[str, str, str] = field(init=False)  # of run, thread and message, as every batch has them
+
+    def __post_init__(self) -> None:
+        self.names = str(self.run_id), str(self.thread_id), str(self.message_id)
 
 
 @dataclass
@@ -388,12 +392,9 @@ class Journal:
 
 def batch_of(run: RunLog, events: Sequence[RunEvent]) -> RunEventBatch:
     """Events of a run as followers get them."""
+    run_id, thread_id, message_id = run.names
     return RunEventBatch(
-        run_id=str(run.run_id),
-        thread_id=str(run.thread_id),
-        message_id=str(run.message_id),
-        events=events,
-        last_seq=events[-1].seq,
+        run_id=run_id, thread_id=thread_id, message_id=message_id, events=events, last_seq=events[-1].seq
     )
 
 

@@ -47,12 +47,16 @@ SESSION = (
     f"-c idle_in_transaction_session_timeout={limits.IDLE_IN_TRANSACTION_MS}"
     f" -c statement_timeout={limits.STATEMENT_MS} -c transaction_timeout={limits.TRANSACTION_MS}"
     " -c synchronous_commit=on -c timezone=UTC"
+    # Every statement goes by ids: planning it anew for its values costs more than running it.
+    " -c plan_cache_mode=force_generic_plan"
 )
 KEEPALIVES = {
     "keepalives_idle": limits.KEEPALIVES_IDLE_SECONDS,
     "keepalives_interval": limits.KEEPALIVES_INTERVAL_SECONDS,
     "keepalives_count": limits.KEEPALIVES_COUNT,
 }
+# From its first use on, on each connection.
+PREPARED = 0
 # Streams that are still attached when everything is drained are moved by the gateway.
 STREAM_GRACE_SECONDS = 0.5
 
@@ -68,7 +72,12 @@ async def serve(settings: Settings, stopped: asyncio.Event, on_ready: "asyncio.F
             settings.database_url,
             pool_size=int(settings.pool_size),
             connect_seconds=limits.CONNECT_SECONDS,
-            connect_args={"options": SESSION, "tcp_user_timeout": limits.TCP_USER_TIMEOUT_MS, **KEEPALIVES},
+            connect_args={
+                "options": SESSION,
+                "tcp_user_timeout": limits.TCP_USER_TIMEOUT_MS,
+                "prepare_threshold": PREPARED,
+                **KEEPALIVES,
+            },
         )
         stack.push_async_callback(engine.dispose)
         bus = Bus(settings.nats_url)
@@ -165,7 +174,7 @@ def _pool(dsn: str, settings: Settings) -> psycopg_pool.AsyncConnectionPool:
         min_size=1,
         max_size=int(settings.pool_size),
         timeout=limits.POOL_TIMEOUT_SECONDS,
-        kwargs={"autocommit": True},
+        kwargs={"autocommit": True, "prepare_threshold": PREPARED},
         connection_class=PooledConnection,
         check=PooledConnection.check,
         reset=PooledConnection.note,

@@ -8,6 +8,8 @@ fold asserts them, so encoders can stay dumb.
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from services.conversation.limits import EVENT_TEXT_CHARS
 from threadloom.conversation.v1.message_pb2 import Usage
 from threadloom.conversation.v1.run_event_pb2 import (
@@ -106,10 +108,11 @@ def pieces(text: str) -> Iterable[str]:
 
 def number(events: Iterable[RunEvent], first_seq: int) -> None:
     """Gives each event its place and the time of its commit."""
-    now = datetime.now(UTC)
+    now = Timestamp()
+    now.FromDatetime(datetime.now(UTC))
     for seq, event in enumerate(events, first_seq):
         event.seq = seq
-        event.time.FromDatetime(now)
+        event.time.CopyFrom(now)
 
 
 class UnbalancedLog(ValueError):

@@ -13,13 +13,15 @@ from services.conversation.domain import webhooks
 from services.conversation.domain.fold import RunState
 from services.conversation.store.log import Statement
 
+# What a statement says of a row that it wrote to be sent.
+TOLD = "told"
 # Twice the same: a row of a run is there once for each webhook.
-TELL = """
+TELL = f"""
 INSERT INTO conversation.webhook_deliveries (id, webhook_id, project_id, run_id, type, payload)
 SELECT gen_random_uuid(), w.id, w.project_id, r.id, %(type)s, %(payload)s
 FROM conversation.ai_runs r JOIN conversation.webhooks w ON w.project_id = r.project_id
 WHERE r.id = %(run)s AND w.enabled AND %(type)s = ANY(w.events)
-ON CONFLICT DO NOTHING
+ON CONFLICT DO NOTHING RETURNING '{TOLD}', id
 """
 # Taking a row is a lease, not a lock: nothing is open while the receiver is waited for. Webhooks in any order, a
 # few rows of each and of each project: who has many rows stands in front of nobody. A run's later event waits for its
@@ -105,7 +107,7 @@ class Taken(NamedTuple):
 def tell_run_ended(
     *, run: UUID, thread: UUID, message: UUID, user: str, model: str, status: str, state: RunState
 ) -> Iterable[Statement]:
-    """What of a run's last transaction its project's webhooks are to hear; no row without a webhook."""
+    """What of a run's last transaction its project's webhooks are to hear; returns (TOLD, id) for each of them."""
     type = webhooks.type_of(status)
     data = webhooks.run_data(
         run=str(run), thread=str(thread), message=str(message), user=user, model=model, status=status, state=state

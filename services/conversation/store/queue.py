@@ -39,9 +39,11 @@ SELECT :run, project_id, user_id, id, (
 ), :parts, :text, :title, :is_kept FROM thread
 """
 )
+# What a statement says of a run that it made the active one.
+PROMOTED = "promoted"
 # The head of the queue becomes the active run, unless there is one: a finish whose answer was lost comes twice.
-# Returns its id. What a start writes is written here, but the first event and call: they are its owner's.
-PROMOTE = """
+# What a start writes is written here, but the first event and call: they are its owner's.
+PROMOTE = f"""
 WITH head AS (
     DELETE FROM conversation.queued_runs WHERE run_id = (
         SELECT run_id FROM conversation.queued_runs WHERE thread_id = %(thread)s ORDER BY ordinal LIMIT 1
@@ -72,7 +74,7 @@ WITH head AS (
         run.model, at
     FROM head, run, thread
 )
-SELECT id FROM run
+SELECT '{PROMOTED}', id FROM run
 """
 LOCK_OF = """
 SELECT FROM conversation.ai_threads t JOIN conversation.queued_runs q ON q.thread_id = t.id
@@ -134,7 +136,7 @@ async def enqueue(tx: Transaction, new: NewRun, *, is_head: bool) -> None:
 
 
 def promote(thread: UUID) -> Statement:
-    """Makes the head of the queue the active run. Belongs behind a statement that locks the thread; returns its id."""
+    """Makes the head of the queue the active run, and returns (PROMOTED, id). Belongs behind a lock of the thread."""
     return Statement(PROMOTE, {"thread": thread})
 
 
