@@ -8,11 +8,11 @@ from tests.support import servers
 SECONDS = 10.0
 
 
-async def heard(publisher: Bus, got: list[bytes]) -> None:
+async def heard(publisher: Bus, got: list[bytes], payload: bytes = b"x") -> None:
     """Publishes until something arrives."""
     async with asyncio.timeout(SECONDS):
         while not got:
-            publisher.post("a.b", b"x")
+            publisher.post("a.b", payload)
             await asyncio.sleep(0.02)
 
 
@@ -44,6 +44,25 @@ async def test_a_subject_that_is_wanted_while_nats_is_away_is_heard_when_it_is_b
         finally:
             await listener.close()
             await publisher.close()
+
+
+async def test_a_process_does_not_hear_itself() -> None:
+    with servers.running_nats() as nats:
+        itself, other = Bus(nats.url), Bus(nats.url)
+        own: list[bytes] = []
+        others: list[bytes] = []
+        try:
+            for bus in (itself, other):
+                bus.start()
+                await connected(bus, True)
+            itself.subscribe("a.b", own.append)
+            other.subscribe("a.b", others.append)
+            await heard(itself, others, b"from itself")
+            await heard(other, own, b"from other")
+            assert set(own) == {b"from other"} and set(others) == {b"from itself"}
+        finally:
+            await itself.close()
+            await other.close()
 
 
 async def test_publishing_while_nats_is_away_drops_and_does_not_fail() -> None:
