@@ -14,7 +14,7 @@ import structlog
 from prometheus_client import Gauge
 
 from kit import callers
-from kit.callers import Role, current_caller
+from kit.callers import current_caller
 from kit.errors import ServiceError, invalid, seconds, unavailable
 from kit.ids import new_id
 from kit.interceptors import Call
@@ -121,8 +121,6 @@ class RelaySession:
                 raise invalid("ask", "A relay starts, follows or unfollows.")
         structlog.contextvars.bind_contextvars(request_id=asker.request_id or str(new_id()))
         caller = callers.checked(asker.role, asker.project_id, asker.user_id)
-        if caller.role is Role.SYSTEM:
-            raise ServiceError("FORBIDDEN", "A relay asks on behalf of a user or of a project's service role.")
         if len(self._follows) > limits.RELAY_FOLLOWS:
             raise unavailable("This relay follows as many runs as it may. Try again in a moment.")
         current_caller.set(caller)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 
 from prometheus_client import Gauge
 from starlette.types import Receive, Scope, Send
@@ -42,7 +43,7 @@ class Streams:
             stream.give_up()
 
 
-class Transfer:
+class Transfer(ABC):
     """An ASGI response. It ends cleanly only when it is complete; otherwise it breaks the transfer.
 
     A subclass writes it in `serve`, with `start` once and `write` until `is_ending`.
@@ -56,11 +57,11 @@ class Transfer:
         self._task: asyncio.Task[object] | None = None
         self._why: type[Exception] | None = None  # why the task was cancelled by us
 
+    @abstractmethod
     async def serve(self) -> None:
         """Writes the response. Raises ServiceError before the head, TransferBroken at any time."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - not every response holds something
         """Lets go of what the response is made from."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

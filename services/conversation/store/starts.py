@@ -20,7 +20,7 @@ ONE_KEY = "idempotency_keys_pkey"
 
 @dataclass(frozen=True)
 class NewRun:
-    """Everything a start writes. `kept_message_id` reuses a user message whose first run failed early."""
+    """Everything a start writes. `is_kept`: the user message is there already, of a first run that failed early."""
 
     run_id: UUID
     project_id: UUID

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -87,16 +88,62 @@ class Sql:
         return {name: [row for (row,) in await self.rows(query)] for name, query in queries.items()}
 
 
-class Reading:
-    """A stream that is read in the background. `events` and `batches` grow; `error` is set when it failed."""
+class Stream(ABC):
+    """A stream that is read in the background. `error` is set when it failed."""
 
     def __init__(self, call: Any) -> None:
-        self.events: list[RunEvent] = []
-        self.batches: list[RunEventBatch] = []
         self.error: ServiceError | None = None
         self._call = call
         self._grown = asyncio.Event()
         self.task = asyncio.create_task(self._read())
+
+    @abstractmethod
+    def _take(self, response: Any) -> None:
+        """Keeps what was read."""
+
+    async def until(self, holds: Callable[[Self], object], seconds: float = WAIT_SECONDS) -> Self:
+        """Waits until something holds of what was read."""
+        async with asyncio.timeout(seconds):
+            while not holds(self):
+                assert not self.task.done(), f"ended before: {self.error or self}"
+                self._grown.clear()
+                await self._grown.wait()
+        return self
+
+    async def ended(self, seconds: float = WAIT_SECONDS) -> ServiceError | None:
+        """The error the stream ended with, None when there was none."""
+        await asyncio.wait_for(asyncio.shield(self.task), seconds)
+        return self.error
+
+    async def leave(self) -> None:
+        """Goes away, as a client does that closes its connection."""
+        self._call.cancel()
+        await asyncio.wait({self.task})
+
+    async def _read(self) -> None:
+        try:
+            async for response in self._call:
+                self._take(response)
+                self._grown.set()
+        except aio.AioRpcError as error:
+            self.error = to_service_error(error)
+        except asyncio.CancelledError:
+            if not self._call.cancelled():
+                raise
+        finally:
+            self._grown.set()
+
+
+class Reading(Stream):
+    """A run's stream. `events` and `batches` grow."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__(call)
+        self.events: list[RunEvent] = []
+        self.batches: list[RunEventBatch] = []
+
+    def __str__(self) -> str:
+        return ", ".join(self.kinds)
 
     @property
     def run_id(self) -> str:
@@ -118,46 +165,22 @@ class Reading:
         """Whether the terminal event came."""
         return bool(self.events) and is_terminal(self.events[-1])
 
-    async def until(self, holds: Callable[["Reading"], object], seconds: float = WAIT_SECONDS) -> "Reading":
-        """Waits until something holds of what was read."""
-        async with asyncio.timeout(seconds):
-            while not holds(self):
-                assert not self.task.done(), f"ended before: {self.error or self.kinds}"
-                self._grown.clear()
-                await self._grown.wait()
-        return self
-
-    async def end(self, seconds: float = WAIT_SECONDS) -> "Reading":
+    async def end(self, seconds: float = WAIT_SECONDS) -> Self:
         """Waits for the stream's end; raises the error it ended with."""
-        await asyncio.wait_for(asyncio.shield(self.task), seconds)
-        if self.error is not None:
-            raise self.error
+        error = await self.ended(seconds)
+        if error is not None:
+            raise error
         return self
 
     async def refusal(self, seconds: float = WAIT_SECONDS) -> ServiceError:
         """The error the stream ends with."""
-        await asyncio.wait_for(asyncio.shield(self.task), seconds)
-        assert self.error is not None, f"no error but {self.kinds}"
-        return self.error
+        error = await self.ended(seconds)
+        assert error is not None, f"no error but {self}"
+        return error
 
-    async def leave(self) -> None:
-        """Goes away, as a client does that closes its connection."""
-        self._call.cancel()
-        await asyncio.wait({self.task})
-
-    async def _read(self) -> None:
-        try:
-            async for response in self._call:
-                self.batches.append(response.batch)
-                self.events += response.batch.events
-                self._grown.set()
-        except aio.AioRpcError as error:
-            self.error = to_service_error(error)
-        except asyncio.CancelledError:
-            if not self._call.cancelled():
-                raise
-        finally:
-            self._grown.set()
+    def _take(self, response: Any) -> None:
+        self.batches.append(response.batch)
+        self.events += response.batch.events
 
 
 def text_of(events: Sequence[RunEvent], start: str = "") -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +11,9 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from kit.callers import CREDENTIAL_KEY, Caller
-from kit.channels import CHANNEL_OPTIONS, to_service_error
-from kit.errors import ServiceError
+from kit.channels import CHANNEL_OPTIONS
 from services.conversation import limits
-from tests.contract.conversation.harness import Launcher, Service, Sql, eventually, project_id, text_of
+from tests.contract.conversation.harness import Launcher, Service, Sql, Stream, eventually, project_id, text_of
 from tests.fakes.provider import FakeProvider
 from threadloom.conversation.v1 import relay_service_pb2 as api
 from threadloom.conversation.v1.conversation_service_pb2 import FollowRequest, RunRequest
@@ -48,15 +46,13 @@ def named(caller: Caller, request_id: str = "") -> Named:
     return Named(role=caller.role.value, project_id=project, user_id=caller.user, request_id=request_id)
 
 
-class Line:
+class Line(Stream):
     """One relay, as a gateway speaks it. `items` are by follow id."""
 
     def __init__(self, channel: aio.Channel, metadata: Any) -> None:
+        super().__init__(RelayServiceStub(channel).Relay(metadata=metadata))
         self.items: dict[int, list[api.RelayItem]] = defaultdict(list)
-        self.error: ServiceError | None = None
-        self._call = RelayServiceStub(channel).Relay(metadata=metadata)
-        self._newest, self._grown = 0, asyncio.Event()
-        self.task = asyncio.create_task(self._read())
+        self._newest = 0
 
     async def ask(self, **asked: Any) -> int:
         """Sends a start or a follow; its id."""
@@ -78,14 +74,6 @@ class Line:
 
     async def unfollow(self, id: int) -> None:
         await self.send(api.RelayRequest(follow_id=id, unfollow=api.RelayUnfollow()))
-
-    async def until(self, holds: Callable[["Line"], object], seconds: float = WAIT_SECONDS) -> None:
-        """Waits until something holds of what was told."""
-        async with asyncio.timeout(seconds):
-            while not holds(self):
-                assert not self.task.done(), f"ended before: {self.error}"
-                self._grown.clear()
-                await self._grown.wait()
 
     async def told(self, id: int) -> api.RelayItem:
         """The first item of a follow."""
@@ -112,28 +100,9 @@ class Line:
         assert item.HasField("batch"), item
         return item.batch.run_id
 
-    async def ended(self) -> ServiceError | None:
-        """The error the stream ended with, None when there was none."""
-        await asyncio.wait_for(asyncio.shield(self.task), WAIT_SECONDS)
-        return self.error
-
-    async def leave(self) -> None:
-        self._call.cancel()
-        await asyncio.wait({self.task})
-
-    async def _read(self) -> None:
-        try:
-            async for response in self._call:
-                for item in response.items:
-                    self.items[item.follow_id].append(item)
-                self._grown.set()
-        except aio.AioRpcError as error:
-            self.error = to_service_error(error)
-        except asyncio.CancelledError:
-            if not self._call.cancelled():
-                raise
-        finally:
-            self._grown.set()
+    def _take(self, response: api.RelayResponse) -> None:
+        for item in response.items:
+            self.items[item.follow_id].append(item)
 
 
 def line_to(service: Service) -> Line:

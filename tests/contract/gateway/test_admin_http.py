@@ -2,20 +2,16 @@
 
 import csv
 import io
-import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import aiohttp
-import jwt
 import pytest
-from jsonschema import Draft202012Validator
 
 from deploy.local.secret_file import ProjectKeys
 from tests.contract.gateway.bookings import Bookings
-from tests.contract.gateway.calls import refusal
+from tests.contract.gateway.calls import check_shape, pages, refusal
 from tests.support.cluster import CREDENTIAL, Cluster
 from tests.support.http import Client
 
@@ -24,56 +20,11 @@ ZERO = "0.000000000"
 SECRET = "sk-a-key-that-must-not-be-seen"
 
 
-def admin_token(keys: ProjectKeys, role: str = "admin") -> dict[str, str]:
-    """What a user with this claim `role` sends."""
-    claims = {"sub": "ada", "role": role, "exp": int(time.time()) + 600}
-    return {"apikey": keys.anon_key, "Authorization": f"Bearer {jwt.encode(claims, keys.jwt_secret, 'HS256')}"}
-
-
-@pytest.fixture
-def project(cluster: Cluster) -> ProjectKeys:
-    """A project of the test's own, so that no other test's money is in it."""
-    return cluster.create_project(f"p-{uuid4().hex[:12]}")
-
-
-@pytest.fixture
-async def people(cluster: Cluster, project: ProjectKeys) -> AsyncIterator[dict[str, Client]]:
-    """The project's service role, an admin, a user; and the admin of another project."""
-    headers = {
-        "service": {"apikey": project.service_key},
-        "admin": admin_token(project),
-        "supabase user": admin_token(project, "authenticated"),
-        "alice": cluster.headers("alice", project),
-        "other": {"apikey": cluster.create_project(f"o-{uuid4().hex[:12]}").service_key},
-    }
-    async with AsyncExitStack() as stack:
-        yield {name: await stack.enter_async_context(Client(cluster.http, given)) for name, given in headers.items()}
-
-
-@pytest.fixture(params=["service", "admin"])
-def admin(people: dict[str, Client], request: pytest.FixtureRequest) -> Client:
-    """Either kind of admin."""
-    return people[request.param]
-
-
 @pytest.fixture
 async def bookings(cluster: Cluster, project: ProjectKeys) -> AsyncIterator[Bookings]:
     """Books calls of the project."""
     async with Bookings(cluster.billing[0], CREDENTIAL, project.id) as found:
         yield found
-
-
-async def pages(client: Client, path: str, limit: int) -> list[Any]:
-    """All entries of a list, page by page."""
-    found: list[Any] = []
-    cursor = ""
-    while True:
-        page = await client.call("GET", f"{path}limit={limit}{cursor}")
-        found += page["data"]
-        assert len(page["data"]) <= limit
-        if page["next_cursor"] is None:
-            return found
-        cursor = f"&cursor={page['next_cursor']}"
 
 
 # ---------------------------------------------------------------- prices
@@ -312,24 +263,21 @@ async def test_answers_are_as_the_document_says(people: dict[str, Client], booki
     await bookings.book("alice", 1, 1)
     admin = people["service"]
     document = await admin.call("GET", "/openapi.json")
-
-    def check(answer: Any, name: str) -> None:
-        Draft202012Validator({"$ref": f"#/components/schemas/{name}", **document}).validate(answer)
-
+    check = partial(check_shape, document)
     price = {"model": "m", "input_usd": "1", "output_usd": "1"}
-    check(price, "NewPrice")
-    check(await admin.call("PUT", f"{ADMIN}/prices", price), "Price")
-    check(await admin.call("GET", f"{ADMIN}/prices"), "PricePage")
-    check(await admin.call("PUT", f"{ADMIN}/quotas/alice", {"period": "day", "limit_usd": "1.5"}), "SpendLimit")
-    check(await admin.call("PUT", f"{ADMIN}/caps/day", {"limit_usd": "1"}), "SpendLimit")
-    check(await admin.call("GET", f"{ADMIN}/caps"), "Caps")
-    check(await admin.call("GET", f"{ADMIN}/terms"), "Terms")
-    check(await admin.call("GET", f"{ADMIN}/usage"), "Usage")
-    check(await people["alice"].call("GET", "/v1/usage"), "OwnUsage")
-    check(await admin.call("GET", f"{ADMIN}/ledger"), "LedgerPage")
-    check(await admin.call("PUT", f"{ADMIN}/provider-keys/openai", {"api_key": SECRET}), "ProviderKey")
-    check(await admin.call("GET", f"{ADMIN}/provider-keys"), "ProviderKeys")
-    check((await refusal(people["alice"].call("GET", f"{ADMIN}/terms"))).body, "Problem")
+    check("NewPrice", price)
+    check("Price", await admin.call("PUT", f"{ADMIN}/prices", price))
+    check("PricePage", await admin.call("GET", f"{ADMIN}/prices"))
+    check("SpendLimit", await admin.call("PUT", f"{ADMIN}/quotas/alice", {"period": "day", "limit_usd": "1.5"}))
+    check("SpendLimit", await admin.call("PUT", f"{ADMIN}/caps/day", {"limit_usd": "1"}))
+    check("Caps", await admin.call("GET", f"{ADMIN}/caps"))
+    check("Terms", await admin.call("GET", f"{ADMIN}/terms"))
+    check("Usage", await admin.call("GET", f"{ADMIN}/usage"))
+    check("OwnUsage", await people["alice"].call("GET", "/v1/usage"))
+    check("LedgerPage", await admin.call("GET", f"{ADMIN}/ledger"))
+    check("ProviderKey", await admin.call("PUT", f"{ADMIN}/provider-keys/openai", {"api_key": SECRET}))
+    check("ProviderKeys", await admin.call("GET", f"{ADMIN}/provider-keys"))
+    check("Problem", (await refusal(people["alice"].call("GET", f"{ADMIN}/terms"))).body)
     kinds = document["paths"][f"{ADMIN}/ledger"]["get"]["responses"]["200"]["content"]
     assert set(kinds) == {"application/json", "text/csv"}
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 from uuid import uuid4
@@ -16,11 +16,8 @@ from services.gateway.limits import PROJECT_SECONDS
 from tests.contract.conversation.harness import eventually
 from tests.contract.gateway.calls import CONVERSATIONS, refusal
 from tests.fakes.jwks import FakeIdentityProvider
-from tests.fakes.provider import FakeProvider
-from tests.support import databases
 from tests.support.cluster import Cluster
 from tests.support.http import Client, Refused
-from tests.support.servers import RunningNats, RunningPostgres
 from tests.support.signing import Signer, ec_signer, hmac_token, jwks, rsa_signer
 
 IDENTITY = "/v1/admin/identity"
@@ -30,18 +27,9 @@ ALLOWED = {"THREADLOOM_ALLOWED_HOSTS": "127.0.0.1"}
 
 
 @pytest.fixture(scope="module")
-def cluster(template: RunningPostgres, nats_server: RunningNats, session_provider: FakeProvider) -> Iterator[Cluster]:
-    """Two replicas of the conversation service behind one gateway, which may call this machine."""
-    with (
-        databases.fresh_database(template.url()) as database,
-        Cluster(
-            provider_url=session_provider.base_url,
-            database=database,
-            nats_url=nats_server.url,
-            environ={"gateway": ALLOWED, "conversation": ALLOWED},
-        ) as running,
-    ):
-        yield running
+def environ() -> dict[str, dict[str, str]]:
+    """Identity providers of this machine may be called."""
+    return {"gateway": ALLOWED, "conversation": ALLOWED}
 
 
 @pytest.fixture
@@ -51,14 +39,8 @@ async def identity_provider() -> AsyncIterator[FakeIdentityProvider]:
 
 
 @pytest.fixture
-def project(cluster: Cluster) -> ProjectKeys:
-    """A project of the test's own."""
-    return cluster.create_project(f"p-{uuid4().hex[:12]}")
-
-
-@pytest.fixture
 def other(cluster: Cluster) -> ProjectKeys:
-    """Another one."""
+    """Another project than `project`."""
     return cluster.create_project(f"o-{uuid4().hex[:12]}")
 
 

@@ -14,6 +14,7 @@ from tests.support.cluster import Cluster
 from tests.support.http import Answer, Client
 
 QUEUED_RUNS = 10
+PACE_SECONDS = 0.1
 
 
 async def waiting(client: Client, conversation: str, count: int) -> None:
@@ -64,6 +65,22 @@ async def test_three_messages_in_a_row_are_answered_in_order_and_each_knows_the_
     messages = await alice.messages(conversation)
     assert [message["content"] for message in messages] == said
     assert [message["run_id"] for message in messages[1::2]] == [one.frames[-1].data["run_id"] for one in answers]
+    assert requests(provider) == [said[:1], said[:3], said[:5]]
+
+
+async def test_three_messages_within_300_ms_are_answered_in_order_and_each_knows_the_answers_before(
+    alice: Client, provider: FakeProvider
+) -> None:
+    conversation = await alice.create_conversation()
+    asked = ["One [fake chunks=3 first=1500 delay=50]", "Two [fake chunks=2]", "Three [fake chunks=2]"]
+    asking = []
+    for text in asked:
+        asking.append(asyncio.create_task(alice.ask(conversation, text, if_running="enqueue")))
+        await asyncio.sleep(PACE_SECONDS)  # time must pass here: what is tested is the pace of somebody who types fast
+    assert not any(call.outcome == "finished" for call in provider.calls)  # the first answer is slower than the typing
+    answers = await asyncio.gather(*asking)
+    said = [text for pair in zip(asked, (answer.text for answer in answers), strict=True) for text in pair]
+    assert [message["content"] for message in await alice.messages(conversation)] == said
     assert requests(provider) == [said[:1], said[:3], said[:5]]
 
 

@@ -1,26 +1,19 @@
 """Webhooks over HTTP before real services: managed by a project's admins, told over real HTTP, seen by nobody else."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import pytest
-from jsonschema import Draft202012Validator
 
-from deploy.local.secret_file import ProjectKeys
 from kit.outbound import URL_CHARS
 from services.conversation import limits
 from tests.contract.conversation.harness import eventually
-from tests.contract.gateway.calls import NOBODYS, refusal
-from tests.contract.gateway.test_admin_http import admin_token, pages
-from tests.fakes.provider import FakeProvider
+from tests.contract.gateway.calls import NOBODYS, check_shape, pages, refusal
 from tests.fakes.receiver import Receiver, running_receiver
-from tests.support import databases
 from tests.support.cluster import Cluster
 from tests.support.http import Client
-from tests.support.servers import RunningNats, RunningPostgres
 
 WEBHOOKS = "/v1/admin/webhooks"
 AGAIN = "/v1/admin/webhook-deliveries/{}/redeliver"
@@ -28,43 +21,9 @@ BOTH = ["run.finished", "run.failed"]
 
 
 @pytest.fixture(scope="module")
-def cluster(template: RunningPostgres, nats_server: RunningNats, session_provider: FakeProvider) -> Iterator[Cluster]:
-    """Two replicas of the conversation service that may call receivers of this machine, behind one gateway."""
-    with (
-        databases.fresh_database(template.url()) as database,
-        Cluster(
-            provider_url=session_provider.base_url,
-            database=database,
-            nats_url=nats_server.url,
-            environ={"conversation": {"THREADLOOM_ALLOWED_HOSTS": "127.0.0.1"}},
-        ) as running,
-    ):
-        yield running
-
-
-@pytest.fixture
-def project(cluster: Cluster) -> ProjectKeys:
-    return cluster.create_project(f"p-{uuid4().hex[:12]}")
-
-
-@pytest.fixture
-async def people(cluster: Cluster, project: ProjectKeys) -> AsyncIterator[dict[str, Client]]:
-    """The project's service role, an admin, two users; and the service role of another project."""
-    headers = {
-        "service": {"apikey": project.service_key},
-        "admin": admin_token(project),
-        "supabase user": admin_token(project, "authenticated"),
-        "alice": cluster.headers("alice", project),
-        "other": {"apikey": cluster.create_project(f"o-{uuid4().hex[:12]}").service_key},
-    }
-    async with AsyncExitStack() as stack:
-        yield {name: await stack.enter_async_context(Client(cluster.http, given)) for name, given in headers.items()}
-
-
-@pytest.fixture(params=["service", "admin"])
-def admin(people: dict[str, Client], request: pytest.FixtureRequest) -> Client:
-    """Either kind of admin."""
-    return people[request.param]
+def environ() -> dict[str, dict[str, str]]:
+    """Receivers of this machine may be called."""
+    return {"conversation": {"THREADLOOM_ALLOWED_HOSTS": "127.0.0.1"}}
 
 
 @pytest.fixture
@@ -258,21 +217,18 @@ async def test_a_secret_is_seen_once_and_in_no_log(
 async def test_answers_are_as_the_document_says(people: dict[str, Client], receiver: Receiver) -> None:
     admin = people["service"]
     document = await admin.call("GET", "/openapi.json")
-
-    def check(answer: Any, name: str) -> None:
-        Draft202012Validator({"$ref": f"#/components/schemas/{name}", **document}).validate(answer)
-
+    check = partial(check_shape, document)
     body = {"url": receiver.url, "events": BOTH}
-    check(body, "NewWebhook")
+    check("NewWebhook", body)
     made = await admin.call("POST", WEBHOOKS, body)
-    check(made, "CreatedWebhook")
+    check("CreatedWebhook", made)
     path = f"{WEBHOOKS}/{made['webhook']['id']}"
-    check(await admin.call("GET", WEBHOOKS), "Webhooks")
-    check({"enabled": True}, "WebhookChange")
-    check(await admin.call("PATCH", path, {"enabled": True}), "Webhook")
-    check(await admin.call("POST", path + "/secret"), "WebhookSecret")
+    check("Webhooks", await admin.call("GET", WEBHOOKS))
+    check("WebhookChange", {"enabled": True})
+    check("Webhook", await admin.call("PATCH", path, {"enabled": True}))
+    check("WebhookSecret", await admin.call("POST", path + "/secret"))
     sent = await admin.call("POST", path + "/test")
-    check(sent, "WebhookDelivery")
-    check(await admin.call("GET", path + "/deliveries"), "WebhookDeliveryPage")
-    check(await admin.call("POST", AGAIN.format(sent["id"])), "WebhookDelivery")
-    check((await refusal(people["alice"].call("GET", WEBHOOKS))).body, "Problem")
+    check("WebhookDelivery", sent)
+    check("WebhookDeliveryPage", await admin.call("GET", path + "/deliveries"))
+    check("WebhookDelivery", await admin.call("POST", AGAIN.format(sent["id"])))
+    check("Problem", (await refusal(people["alice"].call("GET", WEBHOOKS))).body)
